@@ -372,7 +372,7 @@ ARGUMENTS = {
     "data.read_idx": lambda: dict(path=__file__, dims=None),
     "data.replace_tokens": lambda: dict(tokens=ids(4, 5), rate=0.5, vocabulary=7, seed=0),
     "data.prepare_text": lambda: dict(source="no-such-text.txt", out="no-such-folder", name="trial",
-        column="text", begins=None, validation=0.1, seed=0, tokenizer=None, workers=1, block=100,
+        column="text", begins=None, validation=0.1, seed=0, tokenizer=None, workers=1,
         resume=False, overwrite=False, show=False),
     "data.TokenFile": lambda: dict(path="tests", tokens=5, vocabulary=7, sha256=""),
     "data.TokenFiles": lambda: dict(folder="tests", vocabulary=7),

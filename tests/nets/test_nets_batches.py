@@ -4,16 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from wflow import InputError
 from wflow.nets import data
 from wflow.nets.data import batches as batching
-
-RNG = np.random.default_rng(3)
-
-
-def refused(match: str):
-    return pytest.raises(InputError, match=match)
-
 
 # Random numbers
 
@@ -150,7 +142,7 @@ def test_noise_has_its_level_and_is_scaled_by_it(noise, spread):
 
 
 def test_replaced_tokens_differ_at_the_rate_and_a_higher_rate_hits_the_same_ones():
-    tokens = torch.from_numpy(RNG.integers(0, 65, 100_000))
+    tokens = torch.from_numpy(np.random.default_rng(3).integers(0, 65, 100_000))
     low, high = (data.replace_tokens(tokens, rate, 65, seed=1) for rate in (0.05, 0.1))
     for new, rate in ((low, 0.05), (high, 0.1)):
         changed = (new != tokens).double().mean()

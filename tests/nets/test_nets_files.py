@@ -1,29 +1,20 @@
 """Files of trainings: which are replaced, and two trainings in one folder."""
 
+import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import torch
+from trainings import FILES, ROOT, Points, assert_same, bytes_of, network, run
 
-torch = pytest.importorskip("torch")
-
-from trainings import (  # noqa: E402
-    FILES,
-    ROOT,
-    Points,
-    assert_same,
-    bytes_of,
-    crash,
-    network,
-    run,
-)
-
-from wflow import InputError  # noqa: E402
-from wflow.nets import train  # noqa: E402
+from wflow import InputError
+from wflow.nets import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,64 +44,76 @@ def foreign_zip(path):
     torch.save({"weights": torch.zeros(3)}, path)
 
 
-def same(path, before):
-    """Whether a path is unchanged: of this kind, with these contents."""
+KINDS = [words, link, link_to_nothing, foreign_hdf5, foreign_zip, os.mkfifo, os.mkdir]
+
+
+@contextlib.contextmanager
+def unchanged(path):
+    """The path is of the same kind at the end, and all files of its folder are the same bytes."""
+    before, files = os.lstat(path), bytes_of_regular(path.parent)
+    yield
     now = os.lstat(path)
     assert (now.st_mode, now.st_ino) == (before.st_mode, before.st_ino)
+    assert bytes_of_regular(path.parent) == files
 
 
-KINDS = [words, link, link_to_nothing, foreign_hdf5, foreign_zip, os.mkfifo, os.mkdir]
+def bytes_of_regular(folder):
+    files = (path for path in folder.iterdir() if not path.is_fifo())
+    return {path.name: path.read_bytes() for path in files if path.is_file()}
 
 
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("name", FILES)
 def test_what_wflow_did_not_write_is_never_replaced_in_a_folder(make, name, tmp_path):
     make(tmp_path / name)
-    before, files = os.lstat(tmp_path / name), bytes_of_regular(tmp_path)
-    for options in ({}, {"overwrite": True}, {"resume": True}):
-        with pytest.raises(InputError, match=str(tmp_path)):
-            run(tmp_path, **options)
-    same(tmp_path / name, before)
-    assert bytes_of_regular(tmp_path) == files
+    with unchanged(tmp_path / name):
+        for options in ({}, {"overwrite": True}, {"resume": True}):
+            with pytest.raises(InputError, match=str(tmp_path)):
+                run(tmp_path, **options)
     assert not (tmp_path / "nothing").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    run(folder)
+    return folder
 
 
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("name", [train.METRICS, train.METRICS_JSON])
-def test_a_resumed_training_does_not_replace_it_either(make, name, tmp_path):
-    run(tmp_path)
+def test_a_resumed_training_does_not_replace_it_either(make, name, trained, tmp_path):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     (tmp_path / name).unlink()
     make(tmp_path / name)
-    before, files = os.lstat(tmp_path / name), bytes_of_regular(tmp_path)
-    with pytest.raises(InputError, match=name):
+    with unchanged(tmp_path / name), pytest.raises(InputError, match=name):
         run(tmp_path, resume=True)
-    same(tmp_path / name, before)
-    assert bytes_of_regular(tmp_path) == files
 
 
 @pytest.mark.parametrize("make", KINDS)
 def test_files_that_appear_during_a_training_are_kept(make, tmp_path):
-    path = tmp_path / train.CHECKPOINT
+    path, made = tmp_path / train.CHECKPOINT, []
+
+    def appear():
+        make(path)
+        made.append(os.lstat(path))
+
     with pytest.raises(InputError, match=r"checkpoint\.pt"):
-        run(tmp_path, batches=Points(fault=lambda: make(path), at=1))
-    before = os.lstat(path)
-    assert sorted(p.name for p in tmp_path.iterdir() if ".new" in p.name) == []
-    same(path, before)
+        run(tmp_path, batches=Points(fault=appear, at=1))
+    assert not any(".new" in p.name for p in tmp_path.iterdir())
+    now = os.lstat(path)
+    assert (now.st_mode, now.st_ino) == (made[0].st_mode, made[0].st_ino)
 
 
 @pytest.mark.parametrize("make", KINDS)
 def test_save_model_replaces_files_of_its_own_only(make, tmp_path):
-    path = tmp_path / "w.pt"
-    make(path)
-    before, files = os.lstat(path), bytes_of_regular(tmp_path)
-    with pytest.raises(InputError, match=r"w\.pt"):
-        train.save_model(path, network())
-    same(path, before)
-    assert bytes_of_regular(tmp_path) == files
+    make(tmp_path / "w.pt")
+    with unchanged(tmp_path / "w.pt"), pytest.raises(InputError, match=r"w\.pt"):
+        train.save_model(tmp_path / "w.pt", network())
 
 
-def test_save_model_does_not_replace_a_checkpoint(tmp_path):
-    run(tmp_path)
+def test_save_model_does_not_replace_a_checkpoint(trained, tmp_path):
+    shutil.copy(trained / train.CHECKPOINT, tmp_path)
     with pytest.raises(InputError, match="save_model"):
         train.save_model(tmp_path / train.CHECKPOINT, network())
     train.save_model(tmp_path / "w.pt", network())
@@ -126,16 +129,11 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_can_be_overwritten(damage, tmp_path):
-    run(tmp_path)
+def test_a_damaged_checkpoint_can_be_overwritten(damage, trained, tmp_path):
     path = tmp_path / train.CHECKPOINT
-    path.write_bytes(damage(path.read_bytes()))
-    assert_same(run(tmp_path, overwrite=True), run())
-
-
-def bytes_of_regular(folder):
-    files = (path for path in folder.iterdir() if not path.is_fifo())
-    return {path.name: path.read_bytes() for path in files if path.is_file()}
+    path.write_bytes(damage((trained / train.CHECKPOINT).read_bytes()))
+    run(tmp_path, overwrite=True)
+    train.load_model(path, network())
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, link_to_nothing])
@@ -194,25 +192,23 @@ def test_a_second_training_in_a_folder_is_refused(tmp_path):
 
 def started(barrier, folder, seed, queue):
     torch.set_num_threads(1)
+    settings = {"seed": seed, "steps": 100, "evaluate_every": None, "checkpoint_every": 50}
     barrier.wait()
     try:
-        run(
-            folder,
-            config={"seed": seed, "steps": 100, "evaluate_every": None, "checkpoint_every": 50},
-            overwrite=True,
-        )
+        run(folder, config=settings, overwrite=True)
     except InputError as error:
         queue.put((seed, str(error)))
     else:
         queue.put((seed, ""))
 
 
-def test_of_trainings_that_start_at_once_one_wins_and_the_files_are_its_own(tmp_path):
+def test_of_trainings_that_start_at_once_one_wins_and_the_files_are_its_own(tmp_path, cases):
+    if not cases(0, 1):
+        pytest.skip("starting processes takes seconds: with --long")
     context = multiprocessing.get_context("spawn")
     barrier, queue = context.Barrier(2), context.Queue()
-    processes = [
-        context.Process(target=started, args=(barrier, tmp_path, seed, queue)) for seed in range(2)
-    ]
+    arguments = [(barrier, tmp_path, seed, queue) for seed in range(2)]
+    processes = [context.Process(target=started, args=given) for given in arguments]
     for process in processes:
         process.start()
     outcomes = dict(queue.get(timeout=120) for _ in processes)
@@ -243,9 +239,3 @@ def test_a_killed_training_does_not_block_the_next(tmp_path):
         process.wait()
     assert_same(run(tmp_path, overwrite=True), run())
     assert sorted(bytes_of(tmp_path)) == sorted(FILES)
-
-
-def test_a_training_that_crashed_in_this_process_is_resumed(tmp_path):
-    with pytest.raises(RuntimeError, match="power cut"):
-        run(tmp_path, batches=Points(fault=crash, at=9))
-    assert_same(run(tmp_path, resume=True, model=network(9)), run())

@@ -6,16 +6,15 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from trainings import assert_same, crash, run
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from trainings import assert_same, crash, run  # noqa: E402
-
-from wflow import InputError, nets  # noqa: E402
-from wflow.nets import control, train  # noqa: E402
-from wflow.nets.control.maximise import EndsPart, Workers, _pickled, groups_of  # noqa: E402
-from wflow.nets.control.principle import recorded  # noqa: E402
+from wflow import InputError, nets
+from wflow.nets import control, train
+from wflow.nets.control.maximise import EndsPart, Workers, _pickled, groups_of
+from wflow.nets.control.principle import recorded
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -312,17 +311,6 @@ def test_ten_steps_by_costates_are_those_by_back_propagation(optimizer, dropout)
         assert float((p - q).detach().abs().max()) <= 1e-10, name
 
 
-def test_gradient_descent_is_algorithm_2_of_the_report():
-    net, (x, labels) = resnet(), donut()
-    before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    grads = control.gradients(net, x, lambda out: functional.cross_entropy(out, labels))
-    objective = control.by_costates(OBJECTIVE)
-    settings = {"optimizer": "sgd", "schedule": train.Constant(0.3)}
-    fit(net, lambda step: (x, labels), objective, steps=1, **settings)
-    for name, p in net.named_parameters():
-        torch.testing.assert_close(p.detach(), before[name] - 0.3 * grads[name])
-
-
 # Resuming, processes
 # -------------------
 
@@ -398,11 +386,13 @@ def test_layers_in_processes_have_the_same_weights(cases):
 # ---------
 
 
-def test_plain_msa_without_a_maximum_names_the_cure():
+def test_plain_msa_without_a_maximum_is_refused_and_leaves_the_network_as_it_was():
     for activation, options in (("relu", {}), ("softplus", {"shared": True})):
         net = resnet(activation=activation, **options)
+        before = [p.clone() for p in net.parameters()]
         with pytest.raises(InputError, match=r"layers\.0\.0"):
             fit(net, lambda step: donut(), steps=1, optimizer=control.MSA(rho=0))
+        assert all(map(torch.equal, net.parameters(), before))
     net = resnet(activation="relu", penalty=0.1)
     assert fit(net, lambda s: donut(), steps=1, optimizer=control.MSA(rho=0)).sizes["step"] == 1
 
@@ -417,27 +407,12 @@ def test_saturated_layers_have_a_bounded_hamiltonian_however_small_its_slope(see
     assert fit(net, lambda step: (x, labels), steps=1, optimizer=method).sizes["step"] == 1
 
 
-def test_maximisations_that_do_not_converge_are_reported_and_the_training_goes_on():
+def test_maximisations_that_do_not_converge_are_reported_with_their_layers():
     method = control.MSA(rho=0, iterations=2)  # tanh saturates: the supremum is not attained
     history = fit(resnet(), lambda step: donut(), steps=2, optimizer=method)
     assert (history.unconverged > 0).all() and (history.gain > 0).all()
-
-
-def test_layers_that_did_not_converge_are_named(tmp_path):
-    method = control.MSA(rho=0.1, iterations=1)
-    history = fit(resnet(), lambda step: donut(), steps=2, optimizer=method)
     by_layer = json.loads(history.attrs["unconverged"])
-    assert sum(by_layer.values()) == history.unconverged.sum()
-    assert "layer 0" in by_layer
-
-
-def test_a_refused_step_leaves_the_network_as_it_was():
-    net = resnet(activation="relu")
-    before = [p.clone() for p in net.parameters()]
-    with pytest.raises(InputError, match="no maximum"):
-        fit(net, lambda step: donut(), steps=1, optimizer=control.MSA(rho=0))
-    for p, value in zip(net.parameters(), before, strict=True):
-        assert torch.equal(p, value)
+    assert sum(by_layer.values()) == history.unconverged.sum() and "layer 0" in by_layer
 
 
 def test_the_cure_of_a_plain_step_is_one_that_cures():
@@ -499,24 +474,18 @@ def test_costates_that_are_not_finite_stop_a_training_with_layer_and_step(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("network", "settings", "message"),
     [
-        (lambda: control.MSA(rho=-1), "rho is -1"),
-        (lambda: control.MSA(iterations=0), "iterations is 0"),
-        (lambda: control.MSA(devices=("cpu",)), "worker"),
-        (lambda: train.TrainConfig(steps=1, batch=1, optimizer=control.MSA(), clip=1.0), "clip"),
+        (resnet(learn_lengths=True), {}, "lengths"),
+        (nn.Linear(2, 2), {}, "layers"),
         (
-            lambda: train.TrainConfig(steps=1, batch=1, optimizer=control.MSA(), weight_decay=0.1),
-            "penalty",
+            nn.Linear(2, 2),
+            {"optimizer": "adam", "objective": control.by_costates(OBJECTIVE)},
+            "layers",
         ),
-        (lambda: fit(resnet(learn_lengths=True), Donuts(), optimizer=control.MSA()), "lengths"),
-        (lambda: fit(nn.Linear(2, 2), Donuts(), optimizer=control.MSA()), "layers"),
-        (lambda: fit(nn.Linear(2, 2), Donuts(), control.by_costates(OBJECTIVE)), "layers"),
-        (lambda: control.by_costates(OBJECTIVE, 0), "keep is 0"),
-        (lambda: control.by_costates(None), "objective"),
-        (lambda: fit(resnet().float(), Donuts(), lambda *a: 1, optimizer=control.MSA()), "no Loss"),
+        (resnet().float(), {"objective": lambda *_: 1}, "no Loss"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(make, message):
+def test_networks_and_objectives_that_do_not_fit_are_refused(network, settings, message):
     with pytest.raises(InputError, match=message):
-        make()
+        fit(network, Donuts(), **{"optimizer": control.MSA()} | settings)

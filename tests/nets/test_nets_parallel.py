@@ -14,18 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import trainings
 import xarray
+from torch import nn
+from torch.nn import functional
+from trainings import torchrun
 
-torch = pytest.importorskip("torch")
-import trainings  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from trainings import torchrun  # noqa: E402
-
-from wflow import InputError, Interrupted, WflowError  # noqa: E402
-from wflow.nets import train  # noqa: E402
-from wflow.nets.continuous import ContinuousTransformer  # noqa: E402
-from wflow.nets.training import parallel  # noqa: E402
+from wflow import InputError, Interrupted, WflowError
+from wflow.nets import train
+from wflow.nets.continuous import ContinuousTransformer
+from wflow.nets.training import parallel
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -104,7 +103,7 @@ def spoil(x):
     x[-1] = float("nan")  # a row of the last process
 
 
-def main(folder):
+def main(folder, compiled):
     """What each process does under torchrun."""
     errors = {}
 
@@ -119,10 +118,9 @@ def main(folder):
     torch.save(model.state_dict(), folder / f"weights{RANK}.pt")
     run(folder / "half", model=Net(seed=5), resume=True)  # begun by one process
     run(folder / "unbroken", model=Net(dropout=0.3))
-    plain = torch.compile
-    torch.compile = functools.partial(plain, backend="eager")
-    run(folder / "compiled", compile=True)
-    torch.compile = plain
+    if compiled:
+        torch.compile = functools.partial(torch.compile, backend="eager")
+        run(folder / "compiled", compile=True)
     refused("signal", out=folder / "signal", model=Net(dropout=0.3), batches=Points(terminate, 5))
     run(folder / "signal", model=Net(5, dropout=0.3), resume=True)
     refused("taken", out=folder / "two")
@@ -146,12 +144,12 @@ def end_after_an_exchange():
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    """The folder in which two processes have worked."""
+def two(tmp_path_factory, request):
+    """The folder in which two processes have worked; with --long compiled, too."""
     folder = tmp_path_factory.mktemp("two")
     with pytest.raises(RuntimeError):
         run(folder / "half", batches=Points(crash, 7, rank=0))
-    torchrun(__file__, folder)
+    torchrun(__file__, folder, *["compiled"] * request.config.getoption("--long"))
     return folder
 
 
@@ -187,7 +185,9 @@ def test_two_processes_are_one_with_the_same_batch(two, one):
         torch.testing.assert_close(weights[0][name], value, rtol=1e-10, atol=1e-12)
 
 
-def test_compiled_blocks_are_averaged_over_the_processes(two, one):
+def test_compiled_blocks_are_averaged_over_the_processes(two, one, cases):
+    if not cases(0, 1):
+        pytest.skip("torch.compile is imported in seconds: with --long")
     for name in ("loss", "gradient_norm"):
         np.testing.assert_allclose(metrics(two / "compiled")[name], one[0][name], rtol=1e-11)
 
@@ -253,4 +253,4 @@ def test_a_broken_environment_is_refused(monkeypatch):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:] == ["compiled"])

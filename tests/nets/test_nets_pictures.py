@@ -11,15 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from archives import fill, zipped
+from PIL import Image
 
-torch = pytest.importorskip("torch")
+from wflow import InputError
+from wflow.nets import data
+from wflow.nets.data import archives, pictures
+from wflow.nets.data.batches import Purpose, permutation
 
-from PIL import Image  # noqa: E402
-
-from wflow import InputError  # noqa: E402
-from wflow.nets import data  # noqa: E402
-from wflow.nets.data import archives, download, pictures  # noqa: E402
-from wflow.nets.data.batches import Purpose, permutation  # noqa: E402
+pytestmark = pytest.mark.usefixtures("nothing_at_hand")
 
 EACH = 10  # pictures of each animal in these tests
 DATA = Path(os.environ.get("WFLOW_DATA", "no folder"))
@@ -27,13 +28,6 @@ DATA = Path(os.environ.get("WFLOW_DATA", "no folder"))
 
 def refused(match: str):
     return pytest.raises(InputError, match=match)
-
-
-@pytest.fixture(autouse=True)
-def nothing_at_hand(monkeypatch, tmp_path):
-    """No data folder, no cache, and few pictures of each animal."""
-    monkeypatch.delenv("WFLOW_DATA", raising=False)
-    monkeypatch.setattr(download, "cache_folder", lambda: tmp_path / "cache")
 
 
 @pytest.fixture
@@ -65,21 +59,6 @@ def files(name="{animal}.{number}.png") -> dict[str, bytes]:
         for label, animal in ((1, "dog"), (0, "cat"))
         for number in reversed(range(EACH))
     }
-
-
-def zipped(contents: dict[str, bytes], kind=zipfile.ZIP_STORED) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", kind) as archive:
-        for name, content in contents.items():
-            archive.writestr(name, content)
-    return file.getvalue()
-
-
-def fill(folder: Path, contents: dict[str, bytes]) -> Path:
-    for name, content in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return folder
 
 
 def expected() -> dict[bool, list[tuple[int, int]]]:
@@ -384,25 +363,3 @@ def test_batches_are_augmented_in_training_alone():
     assert torch.equal(again(3)[0], pixels)  # as a resumed training sees it
     for a, b in zip(plain.evaluation(), augmented.evaluation(), strict=True):
         assert torch.equal(a[0], b[0])
-    with refused("augment"):
-        data.ImageBatches(images, labels, batch=4, augment=3)
-
-
-@pytest.mark.parametrize(
-    ("changed", "match"),
-    [
-        ({"scale": (0.0, 1.0)}, "two shares"),
-        ({"scale": (0.5, 1.2)}, "two shares"),
-        ({"scale": 0.5}, "scale is float"),
-        ({"ratio": (2.0, 1.0)}, "two ratios"),
-        ({"flip": 1.5}, "flip"),
-        ({"seed": -1}, "seed is -1"),
-    ],
-)
-def test_impossible_crops_are_refused(changed, match):
-    with refused(match):
-        data.RandomCrops(**changed)
-    with refused("images have shape"):
-        data.RandomCrops()(torch.rand(3, 4, 4), 0)
-    with refused("torch.uint8"):
-        data.RandomCrops()(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), 0)

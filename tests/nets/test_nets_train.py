@@ -11,12 +11,11 @@ from typing import ClassVar
 import h5py
 import numpy as np
 import pytest
+import torch
 import xarray
-
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from trainings import (  # noqa: E402
+from torch import nn
+from torch.nn import functional
+from trainings import (
     FILES,
     OBJECTIVE,
     Body,
@@ -29,9 +28,9 @@ from trainings import (  # noqa: E402
     run,
 )
 
-from wflow import InputError  # noqa: E402
-from wflow.nets import train  # noqa: E402
-from wflow.nets.continuous import ContinuousTransformer, NodeTransformer  # noqa: E402
+from wflow import InputError
+from wflow.nets import train
+from wflow.nets.continuous import ContinuousTransformer, NodeTransformer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -54,38 +53,6 @@ def test_step_decay_changes_at_its_boundaries():
     assert train.Constant(0.3)(7) == 0.3
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: train.Constant(0),
-        lambda: train.Cosine(1e-3, 2e-3, 0, 10),
-        lambda: train.Cosine(1e-3, 1e-4, 10, 10),
-        lambda: train.StepDecay((1e-3,), (5,)),
-        lambda: train.StepDecay((1e-3, 1e-4, 1e-5), (5, 4)),
-        lambda: config(steps=0),
-        lambda: config(batch=2.5),
-        lambda: config(betas=(0.9, 1.0)),
-        lambda: config(clip=0.0),
-        lambda: config(optimizer="lbfgs"),
-        lambda: config(precision="float16"),
-        lambda: config(schedule=lambda step: 1e-3),
-        lambda: config(evaluate_every=0),
-        lambda: config(weight_decay=-1),
-        lambda: train.objective(functional.mse_loss, -1),
-    ],
-)
-def test_settings_out_of_range_are_refused(make):
-    with pytest.raises(InputError):
-        make()
-
-
-def test_a_configuration_survives_json():
-    plain = config(schedule=train.StepDecay((1e-3, 1e-4), (5,))).as_dict()
-    again = json.loads(json.dumps(plain))
-    assert again["schedule"] == {"kind": "StepDecay", "rates": [1e-3, 1e-4], "boundaries": [5]}
-    assert (again["steps"], again["betas"], again["clip"]) == (12, [0.9, 0.999], 0.5)
-
-
 def test_numbers_of_numpy_are_taken_and_written(tmp_path):
     settings = {
         "steps": np.int64(12),
@@ -99,9 +66,9 @@ def test_numbers_of_numpy_are_taken_and_written(tmp_path):
     assert_same(run(tmp_path, config=settings), run())
     decay = train.StepDecay(np.array([1e-3, 1e-4]), np.array([5]))
     assert decay == train.StepDecay((1e-3, 1e-4), (5,))
-    assert json.dumps(config(schedule=decay).as_dict())
-    with pytest.raises(InputError, match="compile is 'no'"):
-        config(compile="no")
+    again = json.loads(json.dumps(config(schedule=decay).as_dict()))
+    assert again["schedule"] == {"kind": "StepDecay", "rates": [1e-3, 1e-4], "boundaries": [5]}
+    assert (again["steps"], again["betas"], again["clip"]) == (12, [0.9, 0.999], 0.5)
 
 
 # --- arithmetic ------------------------------------------------------------------------------
@@ -111,6 +78,7 @@ def test_numbers_of_numpy_are_taken_and_written(tmp_path):
 @pytest.mark.parametrize("kind", ["adam", "adamw"])
 def test_a_training_is_the_plain_loop_written_out(kind, accumulate):
     model, plain = network(dropout=0).double(), network(dropout=0).double()
+    model(torch.randn(8, 6).double()).sum().backward()  # gradients before a training do not count
 
     def batches(step):
         x, labels = Points()(step)
@@ -141,12 +109,6 @@ def test_a_training_is_the_plain_loop_written_out(kind, accumulate):
     assert found["rate"].values.tolist() == [settings.schedule(s) for s in range(12)]
     for a, b in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
-
-
-def test_gradients_that_are_there_before_a_training_do_not_count():
-    model = network()
-    functional.cross_entropy(model(torch.randn(8, 6)), torch.zeros(8).long()).backward()
-    assert_same(run(model=model), run())
 
 
 def test_the_objective_adds_the_cost_of_a_network_that_has_one():
@@ -236,20 +198,15 @@ def test_evaluation_sees_the_network_at_rest_and_training_continues_in_its_own_m
     assert not model.training  # as it was given
 
 
-def test_training_gives_every_module_its_own_mode_back(tmp_path):
+def test_the_modes_of_modules_and_the_callers_random_numbers_are_left_alone():
     model = network()
     model[2].eval()
-    run(model=model)
-    assert [part.training for part in model.modules()] == [True, True, True, False, True]
-
-
-def test_the_callers_random_numbers_are_left_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
-    model = network()
     torch.manual_seed(5)
     run(model=model)
     assert torch.equal(torch.rand(3), expected)
+    assert [part.training for part in model.modules()] == [True, True, True, False, True]
 
 
 def test_dropout_depends_on_the_seed():
@@ -345,7 +302,7 @@ class Board:
         self.folder.mkdir()
 
 
-@pytest.mark.parametrize("at", [None, 5, 6, 11])
+@pytest.mark.parametrize("at", [None, 6, 11])
 def test_tensorboard_gets_every_number_also_of_a_run_that_was_resumed(tmp_path, monkeypatch, at):
     fake = types.ModuleType("torch.utils.tensorboard")
     fake.SummaryWriter = Board

@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,19 @@ def test_the_example_of_processes_computes_in_one_process_too():
     for code in blocks("guide/processes"):
         exec(compile(code, "guide/processes", "exec"), names)
     assert names["final_energy"](0) == names["final_energy"](0) > 0
+
+
+def test_the_study_that_is_there_to_copy_runs_and_is_short(tmp_path, monkeypatch, capsys):
+    (code,) = [code for code in blocks("extending") if "study.session" in code]
+    assert len(code.splitlines()) <= 80
+    script = tmp_path / "fluctuations.py"
+    script.write_text(code, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", [str(script), "--preset", "smoke", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(script), run_name="__main__")
+    assert not end.value.code
+    assert "Var E" in capsys.readouterr().out
+    assert (tmp_path / "variance.png").exists()
 
 
 def test_every_page_of_the_guide_is_listed():

@@ -80,3 +80,30 @@ def test_options_in_which_runs_differ_are_named_as_flags_where_the_study_has_the
     assert flags_of(differ, study.StudyFlags()) == known
     others = "save.every, save.heads, save.paths, --compute.dtype, --seed"
     assert flags_of(differ, study.Flags()) == others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typed(study.Flags):
+    """Flags that are checked by their types."""
+
+    angle: study.Angle = 1.0
+    paths: study.TwoOrMore = 2
+    betas: study.Distinct[study.Positive] = (1.0, 2.0)
+    heads: study.Compared[study.Count] = (1, 2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--angle 0", "--angle 3.2", "--paths 1", "--betas 1 1", "--betas 0", "--heads 4",
+     "--heads 1 0", "--heads 2 2"],
+)  # fmt: skip
+def test_a_value_that_the_type_of_a_flag_does_not_take_is_refused(monkeypatch, words):
+    with pytest.raises(InputError, match=words.split()[0]):
+        read(monkeypatch, *words.split(), kind=Typed)
+    assert read(monkeypatch, "--betas", "3", "--heads", "4", "2", kind=Typed).heads == (4, 2)
+
+
+def test_a_flag_keeps_the_help_of_the_flag_that_it_overrides(monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        read(monkeypatch, "--help", kind=Typed)
+    assert "Monte Carlo paths" in capsys.readouterr().out

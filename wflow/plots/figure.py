@@ -350,6 +350,31 @@ def spaced(length: int, marks: int, curve: int, curves: int) -> list[int]:
     return [int(p) for p in np.unique(np.round(places))]
 
 
+def shade(place: int, count: int) -> tuple[float, float, float, float]:
+    """Return the colour of one of several curves that have an order."""
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](0.84 * place / max(count - 1, 1))
+
+
+def caption(figure: "Figure", text: str) -> None:
+    """Write what all panels share above them."""
+    figure.suptitle(text, fontsize=8.5, x=0.01, ha="left")
+
+
+def legend_below(figure: "Figure", axis: "Axes", ncols: int, **options: Any) -> None:
+    """Put the legend of one panel below all."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=ncols, **options)
+
+
+def log_log(axis: "Axes") -> None:
+    """Make both axes logarithmic, after the curves are drawn."""
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    log_axis(axis)
+
+
 def time_axis(axis: "Axes") -> None:
     """Label the axis of time, with ticks at round numbers."""
     from matplotlib.ticker import MaxNLocator

@@ -12,9 +12,12 @@ from wflow._core.command_line import Folder
 from wflow._core.moves import moved_names
 from wflow.study.cases import dataset, initial_heads, seed_of, sweep
 from wflow.study.flags import (
+    Angle,
     Checked,
+    Compared,
     Count,
     Dimension,
+    Distinct,
     Flags,
     Natural,
     Nonnegative,
@@ -24,6 +27,7 @@ from wflow.study.flags import (
     StudyFlags,
     Switch,
     TokenFlags,
+    TwoOrMore,
     command_line,
     distinct,
 )
@@ -32,10 +36,13 @@ from wflow.study.heads import SNAPSHOTS, run
 
 __all__ = [
     "SNAPSHOTS",
+    "Angle",
     "Checked",
+    "Compared",
     "Count",
     "Dimension",
     "Direction",
+    "Distinct",
     "Finding",
     "Flags",
     "FlowName",
@@ -51,6 +58,7 @@ __all__ = [
     "StudyFlags",
     "Switch",
     "TokenFlags",
+    "TwoOrMore",
     "command_line",
     "dataset",
     "distinct",

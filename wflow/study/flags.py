@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+_T = TypeVar("_T")
 _MAX_SEED = 2**63
 _LARGEST = 10**9  # of all counts
 
@@ -60,11 +62,18 @@ class Checked(NamedTuple):
 
     check: Callable[[Any, str], Any]
     """Function of a value and the flag that raises InputError."""
+    together: bool = False
+    """Whether a flag of several values is checked as a whole, and not each value."""
 
 
 def _share(value: Any, name: str) -> None:
     if not 0 < number(value, name) <= 1:
         raise InputError(f"{name} is {value}: expected a number in (0, 1]")
+
+
+def _angle(value: Any, name: str) -> None:
+    if not 0 < number(value, name) < math.pi:
+        raise InputError(f"{name} is {value:g}: expected radians, between 0 and pi")
 
 
 Count = Annotated[int, Checked(whole)]
@@ -81,6 +90,10 @@ Nonnegative = Annotated[float, Checked(partial(number, least=0.0))]
 """Type of a flag that is a finite number >= 0."""
 Share = Annotated[float, Checked(_share)]
 """Type of a flag that is a number in (0, 1]."""
+Angle = Annotated[float, Checked(_angle)]
+"""Type of a flag that is an angle in radians, a number in (0, pi)."""
+TwoOrMore = Annotated[int, Checked(partial(whole, least=2))]
+"""Type of a flag that is a whole number >= 2, such as the paths of a mean with its error."""
 
 
 def _checks(hint: Any) -> list[Checked]:
@@ -150,12 +163,16 @@ class OutputFlags:
                 if isinstance(value, Real | Decimal) and not isinstance(value, Integral):
                     value = number(value, name)
                 for each in checks.get(field.name, ()) if value is not None else ():
-                    each.check(value, name)
+                    if not each.together:
+                        each.check(value, name)
                 checked.append(value)
                 if isinstance(value, int) and value > _LARGEST and "seed" not in field.name:
                     raise InputError(f"{name} is {value}: expected a number up to {_LARGEST}")
             plain = tuple(checked) if isinstance(given, tuple) else checked[0]
             object.__setattr__(self, field.name, plain)  # the decimal 0.1 for np.float32(0.1)
+            for each in checks.get(field.name, ()):
+                if each.together:
+                    each.check(plain, name)
 
     @classmethod
     def of(cls, preset: str, **given: Any) -> Self:
@@ -540,6 +557,12 @@ def distinct(values: Sequence[float], name: str, least: int = 1) -> None:
             f"{name} is {listed(values) or 'empty'}: expected {least} or more numbers, each once"
             + (" to six digits" if any(isinstance(value, float) for value in values) else "")
         )
+
+
+Distinct = Annotated[tuple[_T, ...], Checked(distinct, together=True)]
+"""Type of a flag of several values, each of which is given once: `Distinct[Count]`."""
+Compared = Annotated[tuple[_T, ...], Checked(partial(distinct, least=2), together=True)]
+"""Type of a flag of two or more values, each of which is given once: `Compared[Positive]`."""
 
 
 def _of_tokens(flags: Flags) -> str:

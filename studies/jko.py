@@ -15,28 +15,51 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from _jko import DISTANCE, WORK, Case, distance_figure, identities, report, work_of
+from metric import METRICS, Curve, power_laws
 from numpy.typing import NDArray
 
 import wflow
-from wflow import InputError, SaveAt, fits, jko, study, transport
-from wflow._core.checks import count_steps, number, positive, whole
+from wflow import SaveAt, fits, jko, study, transport
+from wflow._core.checks import count_steps
 from wflow._core.threads import numba_threads
 from wflow.cli import guarded
 from wflow.heads import HeadLaw, OrnsteinUhlenbeck, Oscillating
-from wflow.study import Direction, Finding
+from wflow.study import Direction, Finding, MetricName, SchemeName
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from xarray import Dataset
+
+
+class Case(NamedTuple):
+    """Minimizing movements in one metric against explicit runs of some flows."""
+
+    name: str
+    metric: MetricName
+    noisy: bool
+    one_head: bool
+    flows: tuple[str, ...]
+    source: str
+
+    def heads(self, many: int) -> int:
+        """Number of heads, where the cases with more than one have `many`."""
+        return 1 if self.one_head else many
+
+    @property
+    def scheme(self) -> SchemeName:
+        """Scheme of the explicit runs and of the heads."""
+        return "euler" if self.noisy else "rk4"
+
 
 SLOPE_TOLERANCE = 0.15
 PLATEAU_TOLERANCE = 0.05  # relative: distance to softmax against that between the two flows
 GAP_TOLERANCE = 1e-6  # of the energy identity, relative to the fall of the energy
 FLOWS = ("unnormalised", "effective", "softmax")
 Array = NDArray[np.floating]
+Laws = dict[tuple[str, str], fits.PowerLaw]
 CASES = (
     Case("W_2, H heads", "w2", False, False, ("unnormalised",), "[MHT] Thm 3.11, Prop. 4.6"),
     Case("W_b, H heads", "weighted", False, False, ("effective", "softmax"), "[MHT] Thm 4.7"),
@@ -44,6 +67,21 @@ CASES = (
     Case("W_2, H noisy heads", "w2", True, False, ("unnormalised",), "[MHT] Thm 3.11, Prop. 4.6"),
     Case("W_b, H noisy heads", "weighted", True, False, ("effective", "softmax"), "[MHT] Thm 4.7"),
 )
+WORK = {
+    "steps": "steps",
+    "iterations": "iterations of L-BFGS, all steps",
+    "not_converged": "steps that did not converge",
+    "recouplings": "better matchings found",
+    "inequality_gap": "smallest s (E(x) - E(y)) - W^2/(2 tau) of a step",
+    "gradient_norm": "largest gradient left in a step",
+}
+IDENTITY = {
+    "energy_fall": "fall of the energy in the step (ascent: rise)",
+    "distance_term": "W^2(y, x) / (2 tau)",
+    "interpolation_term": "int_0^tau W^2(y_r, x) / (2 r^2) dr",
+    "slope_term": "int_0^tau G^2(y_r) / 2 dr",
+    "identity_gap": "what is left of the identity",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,41 +96,29 @@ class Jko(study.TokenFlags):
     """Number of tokens."""
     d: study.Dimension = 3
     """Dimension: tokens live on the sphere S^(d-1)."""
-    heads: int = 4
+    heads: study.TwoOrMore = 4
     """Number of heads H of the cases with more than one."""
-    sigma2: study.Nonnegative = 2.0
+    sigma2: study.Positive = 2.0
     """Variance sigma^2 per unit time of the Ornstein-Uhlenbeck heads of the noisy cases."""
-    taus: tuple[float, ...] = (0.0625, 0.03125, 0.015625, 0.0078125)
+    taus: study.Compared[study.Positive] = (0.0625, 0.03125, 0.015625, 0.0078125)
     """Steps of the minimizing movements."""
     t_final: study.Positive = 1.0
     """Time at which they are compared with the flow: a whole number of all steps."""
     dt: study.Positive = 0.0009765625
     """Step of the explicit runs (rk4; Euler-Maruyama with noise) and of all heads."""
-    paths: study.Count = 8
+    paths: study.TwoOrMore = 8
     """Initial clouds, one per path; with noise also the paths of the heads."""
     direction: Direction = "descent"
     """Whether the tokens move down or up the energy."""
-    segments: int = 1
+    segments: study.Count = 1
     """Segments of a path from one step to the next in W_b."""
-    tolerance: float = 1e-9
+    tolerance: study.Positive = 1e-9
     """Relative gradient at which a step is solved."""
     out: study.Folder = Path("results/jko")
-    """Folder for run files, summary and figures."""
 
     def check(self) -> None:
         super().check()
-        whole(self.n, "--n")
-        whole(self.d, "--d", 2, why="tokens live on the sphere S^(d-1)")
-        whole(self.heads, "--heads", 2, why="one head is a separate case")
-        whole(self.paths, "--paths", 2, why="an interval needs two")
-        whole(self.segments, "--segments")
-        positive(self.tolerance, "--tolerance")
-        if number(self.sigma2, "--sigma2", least=0.0) == 0:
-            raise InputError("--sigma2 is 0: expected noise; heads without it are there anyway")
-        study.distinct(self.taus, "--taus", 2)
-        count_steps(self.t_final, self.dt)
         for tau in self.taus:
-            positive(tau, "--taus")
             count_steps(self.t_final, tau)
             count_steps(tau, self.dt)
 
@@ -105,8 +131,8 @@ class Jko(study.TokenFlags):
 
 def run_name(case: Case, flow: str) -> str:
     """Name of the explicit run that a case is compared with."""
-    heads = "ou" if case.noisy else "oscillating"
-    return f"{heads}_{'one_head' if case.one_head else 'heads'}_{flow}"
+    law = "ou" if case.noisy else "oscillating"
+    return f"{law}_{'one_head' if case.one_head else 'heads'}_{flow}"
 
 
 def tasks(flags: Jko, x0: Array) -> dict[str, dict[str, Any]]:
@@ -159,7 +185,7 @@ def movements(
     table = study.sweep(
         cases | {"tau": (flags.taus, "step tau")},
         measure,
-        WORK | {"distance": (("flow",), DISTANCE)},
+        WORK | {"distance": (("flow",), "W_2 at T between the movement and the explicit run")},
         {"flow": (FLOWS, "flow of the explicit run")},
     )
     between = {"between": "W_2 at T between the effective and softmax runs"}
@@ -167,42 +193,70 @@ def movements(
     return table.transpose("case", "flow", "tau", "path")
 
 
-def tokens_at_end(file: Path) -> Array:
-    with wflow.open(file) as run:
-        return np.asarray(run["tokens"].isel(snapshot=-1).values)
+def work_of(run: "Dataset") -> dict[str, float]:
+    """Work of the minimisations of one run, by the names of `WORK`."""
+    return {
+        "steps": run.sizes["time"] - 1,
+        "iterations": int(run["iterations"].sum()),
+        "not_converged": int((~run["converged"]).sum()),
+        "recouplings": int(run["recouplings"].sum()),
+        "inequality_gap": float(run["inequality_gap"].values[1:].min()),
+        "gradient_norm": float(run["gradient_norm"].max()),
+    }
 
 
-def findings(table: "Dataset", laws: dict[tuple[str, str], fits.PowerLaw]) -> list[Finding]:
+def identities(flags: Jko, x0: NDArray[np.float64]) -> "Dataset":
+    """Terms of De Giorgi's identity of the first step, with the heads drawn from the seed."""
+    heads = study.initial_heads(flags.seed, flags.heads, flags.d)
+
+    def measure(name: Any, tau: float, path: int) -> dict[str, Any]:
+        first = jko.energy_inequality(
+            x0[path], heads, tau, metric=name, direction=flags.direction,
+            segments=flags.segments, tolerance=flags.tolerance,
+        )  # fmt: skip
+        fall = first.energy_before - first.energy_after
+        terms = (first.distance_term, first.interpolation_term, first.slope_term, first.gap)
+        values = dict(zip(IDENTITY, (fall, *terms), strict=True))
+        return values | {"identity_converged": first.converged}
+
+    texts = {name: f"{text}, first step" for name, text in IDENTITY.items()}
+    return study.sweep(
+        {
+            "metric": (list(METRICS), "metric of the step"),
+            "tau": (flags.taus, "step tau"),
+            "path": (np.arange(flags.paths), "initial tokens, and noise"),
+        },
+        measure,
+        texts | {"identity_converged": "whether all minimisations did"},
+    )
+
+
+def findings(table: "Dataset", laws: Laws) -> list[Finding]:
     """Every prediction with its verdict."""
     smallest = table.sel(tau=table["tau"].min())
     rows = []
     for case in CASES:
         flow = case.flows[0]
         last = float(smallest["distance"].sel(case=case.name, flow=flow).mean())
-        rows.append(
-            Finding.slope(
-                f"{case.name}: minimizing movements converge to `{flow}` at first order in tau "
-                f"(slope 1 within {SLOPE_TOLERANCE:g})",
-                case.source, laws[case.name, flow], 1.0, SLOPE_TOLERANCE,
-                note=f", distance {last:.1e} at the smallest tau",
-            )
-        )  # fmt: skip
+        rows.append(Finding.slope(
+            f"{case.name}: minimizing movements converge to `{flow}` at first order in tau "
+            f"(slope 1 within {SLOPE_TOLERANCE:g})", case.source, laws[case.name, flow], 1.0,
+            SLOPE_TOLERANCE, note=f", distance {last:.1e} at the smallest tau",
+        ))  # fmt: skip
     for case in (case for case in CASES if len(case.flows) > 1):
         law, at = laws[case.name, "softmax"], smallest["distance"].sel(case=case.name)
         far, near = (float(at.sel(flow=flow).mean()) for flow in ("softmax", "effective"))
         apart = float(table["between"].sel(case=case.name).mean())
         stays = abs(far / apart - 1) <= PLATEAU_TOLERANCE
-        rows.append(
-            Finding.decided(
-                f"{case.name}: minimizing movements in W_b converge to softmax attention",
-                "[MHT] Thm 4.7 and Cor. 4.8, read for H > 1",
-                f"distance to `softmax` {far:.3f} at the smallest tau, slope {law.exponent:.3f}; "
-                f"`softmax` and `effective` are {apart:.3f} apart, and the distance to "
-                f"`effective` is {near:.1e}"
-                + ("; it stays at that plateau: the steps follow `effective`" if stays else ""),
-                abs(law.exponent - 1) <= SLOPE_TOLERANCE and not stays,
-            )
-        )
+        rows.append(Finding.decided(
+            f"{case.name}: minimizing movements in W_b converge to softmax attention",
+            "[MHT] Thm 4.7 and Cor. 4.8, read for H > 1",
+            f"distance to `softmax` {far:.3f} at the smallest tau, slope {law.exponent:.3f}; "
+            f"`softmax` and `effective` are {apart:.3f} apart, and the distance to "
+            f"`effective` is {near:.1e}"
+            + ("; it stays at that plateau: the steps follow `effective`" if stays else ""),
+            abs(law.exponent - 1) <= SLOPE_TOLERANCE and not stays,
+        ))  # fmt: skip
     steps, failed = (int(table[name].sum()) for name in ("steps", "not_converged"))
     least = float(table["inequality_gap"].min())
     falls = Finding.decided(
@@ -223,11 +277,87 @@ def findings(table: "Dataset", laws: dict[tuple[str, str], fits.PowerLaw]) -> li
     return [*rows, falls, identity]
 
 
+# Tables and figures
+# ------------------
+
+
+def fraction(value: float) -> str:
+    """1/k for a number that is one, else the number."""
+    k = round(1 / value)
+    return f"1/{k}" if k > 1 and abs(k * value - 1) < 1e-9 else f"{value:g}"
+
+
+def report(flags: Jko, table: "Dataset", laws: Laws) -> str:
+    """The tables."""
+    distances, work = [], []
+    for case in CASES:
+        part = table.sel(case=case.name)
+        for flow in case.flows:
+            at = part["distance"].sel(flow=flow)
+            row = {"minimizing movements": case.name, "explicit run": flow}
+            for tau in flags.taus:
+                row[f"tau {tau:g}"] = study.mean_text(at.sel(tau=tau).values, ".5f", ".5f")
+            distances.append(row | {"slope": study.slope_text(laws[case.name, flow])})
+        steps = int(part["steps"].sum())
+        work.append({
+            "minimizing movements": case.name, "steps": str(steps),
+            "iterations a step": f"{int(part['iterations'].sum()) / steps:.1f}",
+            "not converged": str(int(part["not_converged"].sum())),
+            "matched again": str(int(part["recouplings"].sum())),
+            "largest gradient left": f"{float(part['gradient_norm'].max()):.1e}",
+        })  # fmt: skip
+    titles = ("E(x) - E(y)", "W^2/(2 tau)", "int W^2/(2 r^2)", "int G^2/2")
+    terms = []
+    for name in table["metric"].values:
+        for tau in flags.taus:
+            term = table.sel(metric=name, tau=tau)
+            mean = term[list(IDENTITY)].mean("path")
+            row = {"metric": str(name), "tau": f"{tau:g}"}
+            for title, key in zip(titles, list(IDENTITY)[:4], strict=True):
+                row[title] = f"{float(mean[key]):.6f}"
+            terms.append(row | {"gap": f"{float(np.abs(term['identity_gap']).max()):.1e}"})
+    kind = "oscillating heads, or Ornstein-Uhlenbeck heads where noisy"
+    return "\n\n".join((
+        f"W₂ at T = {flags.t_final:g} between minimizing movements and explicit runs with "
+        f"dt = {flags.dt:g}; H = {flags.heads} {kind}; n = {flags.n}, d = {flags.d}, "
+        f"{flags.direction}; mean ± standard error over {flags.paths} paths:",
+        study.markdown_table(distances),
+        "The minimisations:",
+        study.markdown_table(work),
+        f"Energy identity of the first step, H = {flags.heads}, mean over {flags.paths} "
+        "clouds; gap: largest:",
+        study.markdown_table(terms),
+    ))  # fmt: skip
+
+
+def distance_figure(flags: Jko, table: "Dataset", laws: Laws) -> "Figure":
+    """Distance to the explicit runs against tau: one head, more heads, heads with noise."""
+    panels: dict[str, list[Curve]] = {}
+    for case in CASES:
+        heads = "Ornstein-Uhlenbeck heads" if case.noisy else "Oscillating heads"
+        panel = "One head" if case.one_head else f"{heads}, $H$ = {flags.heads}"
+        for flow in case.flows:
+            fit = laws[case.name, flow]
+            mean = table["distance"].sel(case=case.name, flow=flow).mean("path").values
+            label = f"${METRICS[case.metric]}$ to {flow}: {fit.exponent:.2f}"
+            panels.setdefault(panel, []).append(Curve(mean, fit, flow, label))
+    facts = f"$n$ = {flags.n}, $d$ = {flags.d}, {flags.paths} paths, {flags.direction}"
+    return power_laws(
+        table["tau"].values, panels,
+        (r"Step $\tau$", f"$W_2$ to the explicit run at $t$ = {flags.t_final:g}"),
+        [fraction(tau) for tau in flags.taus],
+        headroom=30.0, legend="Steps, run: slope", title=f"{facts}; band: 95 % of the fit",
+    )  # fmt: skip
+
+
 def main() -> int:
     flags = study.command_line(Jko, __doc__)
     with study.session("jko", flags) as session:
         x0 = flags.clouds(flags.paths)
-        ends = {name: tokens_at_end(f) for name, f in session.solve(tasks(flags, x0)).items()}
+        ends = {}
+        for name, file in session.solve(tasks(flags, x0)).items():
+            with wflow.open(file) as run:
+                ends[name] = run["tokens"].values[:, -1]
         steps = sum(count_steps(flags.t_final, tau) for tau in flags.taus)
         progress = session.progress(len(CASES) * flags.paths * steps, "minimizing movements")
         with numba_threads(flags.compute.threads), progress as advance:
@@ -239,11 +369,9 @@ def main() -> int:
             for flow in c.flows
         }
         session.finish(
-            table=table,
-            text=report(flags, CASES, table, laws),
-            findings=findings(table, laws),
-            figures={"distance": distance_figure(flags, CASES, table, laws)},
-        )
+            table, report(flags, table, laws), findings(table, laws),
+            {"distance": distance_figure(flags, table, laws)},
+        )  # fmt: skip
     return 0
 
 

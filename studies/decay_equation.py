@@ -14,44 +14,30 @@ one of the heads alone, it holds in the limit, and for every n with the same exp
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from _decay_equation import (
-    FEWER,
-    LIMIT,
-    collect,
-    decay_figure,
-    even,
-    fit,
-    gap,
-    gradients,
-    off_by_cells,
-    ratio_fit,
-    report,
-    series_figure,
-    tasks,
-)
-from _mean_field import check_meshed, check_rising
+from _mean_field import Meshed, Sizes, clouds, evenly_spread
+from numpy.typing import NDArray
 
-from wflow import InputError, fits, study
-from wflow._core.checks import count_steps, positive, whole
+import wflow
+from wflow import SaveAt, fits, meanfield, study
+from wflow._core.checks import count_steps, whole
+from wflow.analysis.fits import mean_and_error
 from wflow.cli import guarded
+from wflow.heads import OrnsteinUhlenbeck
+from wflow.plots.figure import PAGE, grid, legend_below, log_axis, shade, style, time_axis
 from wflow.study import Finding
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from xarray import Dataset
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {"heads": (1, 4), "n": (6, 12), "points": 40, "arcs": 16, "cells": 42, "paths": 2,
-              "finer_paths": 2, "t_final": 0.2, "dt": 0.01},
-    "cpu": {},
-    "paper": {"heads": (1, 2, 4, 8, 16, 32, 64), "n": (50, 200, 800), "points": 2000,
-              "cells": 642, "paths": 32, "finer_paths": 8},
-}  # fmt: skip
 BAND = (-1.05, -0.90)  # of the exponent, as in the study ou_heads
 PEARSON = -0.99
 SAME = 0.05  # difference of exponents, with its interval, that counts as none
@@ -62,58 +48,181 @@ CLOSE = 0.01  # relative distance of cells from the limit that need not get smal
 SOURCE = "[MHT] eq. 151, fig. 2"
 QUESTION = "question of this study"
 METHOD = "docs/theory/mean_field.md"
+FloatArray = NDArray[np.float64]
+# Evenly spread tokens are a quadrature of the uniform density, which the flow carries along: the
+# limit by characteristics. Cells are finite volumes of the mean-field equation.
+LIMIT, FEWER, CELLS, FINER = "characteristics", "fewer characteristics", "cells", "finer cells"
+RECORDS = 200  # times at which the budget is recorded
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecayEquation(study.Flags):
     """Flags of this study."""
 
-    presets: ClassVar = PRESETS
+    presets: ClassVar = {
+        "smoke": {
+            "heads": (1, 4), "n": (6, 12), "points": 40, "arcs": 16, "cells": 42, "paths": 2,
+            "finer_paths": 2, "t_final": 0.2, "dt": 0.01,
+        },
+        "cpu": {},
+        "paper": {
+            "heads": (1, 2, 4, 8, 16, 32, 64), "n": (50, 200, 800), "points": 2000, "cells": 642,
+            "paths": 32, "finer_paths": 8,
+        },
+    }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
     """smoke: seconds, whose findings mean nothing; cpu: about an hour; paper: many hours. A
     preset is the default of the flags below."""
-    d: tuple[int, ...] = (2, 3)
+    d: Meshed = (2, 3)
     """Dimensions: 2 for the circle, 3 for the sphere."""
-    heads: tuple[study.Count, ...] = (1, 2, 4, 8, 16, 32)
+    heads: study.Compared[study.Count] = (1, 2, 4, 8, 16, 32)
     """Numbers of heads H."""
-    n: tuple[int, ...] = (20, 50, 200)
+    n: Sizes = (20, 50, 200)
     """Numbers of random tokens beside the limit."""
-    points: int = 400
+    points: Annotated[int, study.Checked(partial(whole, least=16))] = 400
     """Characteristics, evenly spread tokens; a quarter of them shows their error."""
     arcs: int = 64
     """Cells of the circle."""
     cells: int = 162
     """Cells of the sphere: 12, 42, 162, 642, 2562 and so on."""
-    paths: study.Count = 16
+    paths: study.TwoOrMore = 16
     """Monte Carlo paths of the heads, the same for every cloud and mesh."""
-    finer_paths: int = 4
+    finer_paths: study.TwoOrMore = 4
     """How many of the paths are repeated on cells of half the width."""
     t_final: study.Positive = 20.0
     """End time T; averages are over its second half."""
     dt: study.Positive = 0.005
-    """Time step."""
-    rate: float = 1.0
+    rate: study.Positive = 1.0
     """Rate at which the heads return to their mean, the identity."""
-    sigma2: study.Nonnegative = 2.0
+    sigma2: study.Positive = 2.0
     """Variance sigma^2 of the noise of the heads per unit time."""
     out: study.Folder = Path("results/decay_equation")
-    """Folder for run files, summary and figures."""
 
     def check(self) -> None:
         super().check()
-        check_meshed(self.d)
-        study.distinct(self.heads, "--heads", 2)
-        for value in self.heads:
-            whole(value, "--heads")
-        check_rising(self.n, "--n")
-        if len(self.n) < 2:
-            raise InputError(f"--n is {self.n[0]}: what n tokens add is compared with a smaller n")
-        whole(self.paths, "--paths", 2, why="an interval needs two")
-        whole(self.finer_paths, "--finer-paths", 2, why="an interval needs two", most=self.paths)
-        positive(self.rate, "--rate")
-        positive(self.sigma2, "--sigma2")
-        whole(self.points, "--points", 16, why="a quarter of them shows the error")
-        count_steps(self.t_final, self.dt)
+        whole(self.finer_paths, "--finer-paths", most=self.paths)
+
+
+def mesh_of(flags: DecayEquation, d: int) -> meanfield.Mesh:
+    return meanfield.Circle(flags.arcs) if d == 2 else meanfield.Sphere(flags.cells)
+
+
+def clouds_of(flags: DecayEquation, d: int) -> dict[str, FloatArray]:
+    """Tokens of every source that has them: evenly spread (n, d), and random (path, n, d)."""
+    spread = {LIMIT: flags.points, FEWER: flags.points // 4}
+    drawn = {n: clouds(wflow.tokens.uniform, flags.seed, n, d, flags.paths) for n in flags.n}
+    half = drawn[flags.n[-1]][:, : flags.n[-1] // 2]
+    return (
+        {name: evenly_spread(n, d) for name, n in spread.items()}
+        | {f"n = {n}": x for n, x in drawn.items()}
+        | {even(flags): np.concatenate((half, -half), axis=1)}
+    )
+
+
+def even(flags: DecayEquation) -> str:
+    """Name of the source with the largest n, in antipodal pairs.
+
+    The uniform density is even and stays even, since exp<x, D y> does not change when x and y
+    change sign.
+    """
+    return f"n = {flags.n[-1] // 2 * 2} in antipodal pairs"
+
+
+def sources_of(flags: DecayEquation) -> list[str]:
+    """What moves under the heads, the limit first."""
+    return [LIMIT, FEWER, CELLS, FINER, *(f"n = {n}" for n in flags.n), even(flags)]
+
+
+def run_name(d: int, source: str, heads: int) -> str:
+    return f"d{d}_{source.replace(' = ', '').replace(' ', '_')}_H{heads:05d}"
+
+
+def tasks(flags: DecayEquation) -> dict[str, dict[str, Any]]:
+    """All runs: name -> arguments of `wflow.solve` or `wflow.meanfield.solve`."""
+    every = max(1, count_steps(flags.t_final, flags.dt) // RECORDS)
+    found: dict[str, dict[str, Any]] = {}
+    for d in flags.d:
+        cells = mesh_of(flags, d)
+        meshes = {CELLS: cells, FINER: cells.refined()}
+        starts = {name: {"x0": x0} for name, x0 in clouds_of(flags, d).items()} | {
+            name: {"density": np.ones(mesh.cells), "mesh": mesh} for name, mesh in meshes.items()
+        }
+        common = {
+            # The transition of the heads is exact, so that steps of any length see the same law.
+            "law": OrnsteinUhlenbeck(np.eye(d), rate=flags.rate, sigma2=flags.sigma2, exact=True),
+            "t_final": flags.t_final, "dt": flags.dt, "seed": flags.seed,
+            "save": SaveAt(every=every, snapshots=(flags.t_final,)),
+        }  # fmt: skip
+        for source in sources_of(flags):
+            paths = flags.finer_paths if source == FINER else flags.paths
+            for heads in flags.heads:
+                found[run_name(d, source, heads)] = common | starts[source] | {
+                    "heads": heads, "paths": paths,
+                }  # fmt: skip
+    return found
+
+
+def collect(
+    flags: DecayEquation, files: dict[str, Path], advance: Callable[[int], None]
+) -> "Dataset":
+    """G^2 averaged over t >= T/2, and the residual of the balance; NaN for paths not computed."""
+
+    def measure(d: int, source: str, heads: int) -> dict[str, FloatArray]:
+        values = {name: np.full(flags.paths, np.nan) for name in ("gradient", "residual")}
+        with wflow.open(files[run_name(d, source, heads)]) as run:
+            late = run["time"].values >= flags.t_final / 2
+            count = run.sizes["path"]
+            values["gradient"][:count] = run["upper_gradient_sq"].values[:, late].mean(axis=1)
+            values["residual"][:count] = run["edi_residual"].values[:, -1]
+        return values
+
+    each = ("path",)
+    return study.sweep(
+        {
+            "d": (flags.d, "dimension d"),
+            "source": (sources_of(flags), "what moves under the heads"),
+            "heads": (flags.heads, "number of heads H"),
+        },
+        measure,
+        {
+            "gradient": (each, "squared upper gradient G^2, average over t >= T/2"),
+            "residual": (each, "residual of the energy balance at T"),
+        },
+        {"path": (np.arange(flags.paths), "Monte Carlo path")},
+        advance,
+    )
+
+
+def gradients(table: "Dataset", d: int, *sources: str) -> list[FloatArray]:
+    """G^2 (heads, path) of each source, over the paths that all of them have."""
+    found = [table["gradient"].sel(d=d, source=source).values for source in sources]
+    shared = np.all([np.isfinite(values).all(axis=0) for values in found], axis=0)
+    return [values[:, shared] for values in found]
+
+
+def fit(table: "Dataset", d: int, source: str) -> fits.PowerLaw:
+    """a H^b of the G^2 of a source."""
+    (values,) = gradients(table, d, source)
+    return fits.power_law(table["heads"].values, values)
+
+
+def ratio_fit(table: "Dataset", d: int, source: str, first: int = 0) -> fits.PowerLaw:
+    """a H^b of the ratio of G^2 of a source to that of the limit, path by path, of H from first."""
+    values, limit = gradients(table, d, source, LIMIT)
+    return fits.power_law(table["heads"].values[first:], (values / limit)[first:])
+
+
+def gap(table: "Dataset", d: int, source: str) -> tuple[float, float]:
+    """Mean of G^2/G^2 of the limit - 1 over heads and paths, and its error over the paths."""
+    values, limit = gradients(table, d, source, LIMIT)
+    mean, error = mean_and_error((values / limit - 1).mean(axis=0))
+    return float(mean), float(error)
+
+
+def off_by_cells(table: "Dataset", d: int) -> tuple[FloatArray, FloatArray]:
+    """By how much cells miss the G^2 of the limit, relative to it, (heads, path): wide, narrow."""
+    wide, narrow, limit = gradients(table, d, CELLS, FINER, LIMIT)
+    return abs(wide / limit - 1), abs(narrow / limit - 1)
 
 
 def findings(flags: DecayEquation, table: "Dataset") -> list[Finding]:
@@ -220,6 +329,110 @@ def of_cells(flags: DecayEquation, table: "Dataset") -> Finding:
     )  # fmt: skip
 
 
+# Tables and figures
+# ------------------
+
+
+def report(flags: DecayEquation, table: "Dataset") -> str:
+    """G^2 of every source and number of heads, and the exponents."""
+    parts = []
+    for d in flags.d:
+        cells = mesh_of(flags, d)
+        columns = {"H": [str(heads) for heads in flags.heads]}
+        for source in table["source"].values:
+            values, limit = gradients(table, d, source, LIMIT)
+            if source == FINER:  # of fewer paths, whose mean is another one
+                columns[f"{source}, over {LIMIT}"] = [
+                    study.mean_text(row) for row in values / limit
+                ]
+            else:
+                columns[source] = [study.mean_text(row) for row in values]
+        residual = table["residual"].sel(d=d, source=LIMIT).values
+        columns["residual of the balance"] = [study.mean_text(row, ".2g") for row in residual]
+        laws = {
+            source: fit(table, d, source) for source in table["source"].values if source != FINER
+        }
+        exponents = {
+            "": list(laws),
+            "exponent": [study.slope_text(law) for law in laws.values()],
+            "Pearson": [f"{law.pearson:.5f}" for law in laws.values()],
+        }
+        if len(flags.heads) > 2:
+            exponents[f"of the ratio to the limit, H >= {flags.heads[1]}"] = [
+                "" if source == LIMIT else study.slope_text(ratio_fit(table, d, source, 1))
+                for source in laws
+            ]
+        parts += [
+            f"d = {d}, {flags.points} and {flags.points // 4} characteristics, {cells!r} and "
+            f"{cells.refined()!r}, sigma^2 = {flags.sigma2:g}, T = {flags.t_final:g}, dt = "
+            f"{flags.dt:g}: G^2 averaged over t >= T/2, mean and standard error over {flags.paths} "
+            f"paths of the heads ({flags.finer_paths} for finer cells), which all columns share:",
+            study.markdown_table(columns),
+            study.markdown_table(exponents),
+        ]
+    return "\n\n".join(parts)
+
+
+def decay_figure(flags: DecayEquation, table: "Dataset") -> "Figure":
+    """G^2 against H, a panel for each dimension."""
+    from matplotlib.ticker import NullLocator
+
+    heads = np.array(flags.heads, dtype=float)
+    others = [*sources_of(flags)[4:], CELLS, FINER]
+    with style():
+        figure, axes = grid(1, len(flags.d), PAGE, 3.2)
+        for axis, d in zip(axes.flat, flags.d, strict=True):
+            law = fit(table, d, LIMIT)
+            (values,) = gradients(table, d, LIMIT)
+            mean, error = mean_and_error(values)
+            axis.plot(heads, law(heads), color="black", linewidth=0.9)
+            low, high = law.exponent_ci
+            axis.errorbar(
+                heads, mean, yerr=error, color="black", marker="o", linestyle="none", markersize=4,
+                label=rf"$n = \infty$: $H^{{{law.exponent:.3f}}}$ ({low:.3f} to {high:.3f})",
+            )  # fmt: skip
+            for place, source in enumerate(others):
+                values, limit = gradients(table, d, source, LIMIT)
+                power = f": $H^{{{fit(table, d, source).exponent:.3f}}}$" if source != FINER else ""
+                scaled = mean * values.mean(axis=1) / limit.mean(axis=1)  # as of all paths
+                axis.plot(
+                    heads, scaled, "sD^v<>P*"[place % 8], linestyle="none",
+                    markerfacecolor="none", markersize=6,
+                    color=shade(place, len(others)),
+                    label=f"{source.replace('n =', '$n$ =')}{power}",
+                )  # fmt: skip
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log")
+            log_axis(axis)
+            axis.set_xticks(heads, [str(count) for count in flags.heads])
+            axis.xaxis.set_minor_locator(NullLocator())
+            axis.set(xlabel="Number of heads $H$", ylabel="$G^2$, average over $t \\geq T/2$")
+            axis.set_title(f"{'Circle' if d == 2 else 'Sphere'}, $d$ = {d}")
+            axis.legend(loc="lower left", fontsize=7)
+    return figure
+
+
+def series_figure(flags: DecayEquation, files: dict[str, Path]) -> "Figure":
+    """H G^2 over time in the limit: one curve for all H, if the law is 1/H at every time."""
+
+    with style():
+        figure, axes = grid(1, len(flags.d), PAGE, 2.9)
+        for axis, d in zip(axes.flat, flags.d, strict=True):
+            for place, heads in enumerate(flags.heads):
+                with wflow.open(files[run_name(d, LIMIT, heads)]) as run:
+                    mean = heads * run["upper_gradient_sq"].values.mean(axis=0)
+                    axis.plot(
+                        run["time"].values, mean, linewidth=0.9, label=f"$H$ = {heads}",
+                        color=shade(place, len(flags.heads)),
+                    )  # fmt: skip
+            axis.set_yscale("log")
+            time_axis(axis)
+            axis.set_ylabel(f"$H\\,G^2$, mean of {flags.paths} paths")
+            axis.set_title(f"{'Circle' if d == 2 else 'Sphere'}, $n = \\infty$")
+        legend_below(figure, axes[0, 0], len(flags.heads))
+    return figure
+
+
 def main() -> int:
     flags = study.command_line(DecayEquation, __doc__)
     with study.session("decay_equation", flags) as session:
@@ -227,14 +440,9 @@ def main() -> int:
         with session.progress(len(files), "G^2") as advance:
             table = collect(flags, files, advance)
         session.finish(
-            table=table,
-            text=report(flags, table),
-            findings=findings(flags, table),
-            figures={
-                "decay": decay_figure(flags, table),
-                "series": series_figure(flags, files),
-            },
-        )
+            table, report(flags, table), findings(flags, table),
+            {"decay": decay_figure(flags, table), "series": series_figure(flags, files)},
+        )  # fmt: skip
     return 0
 
 

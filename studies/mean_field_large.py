@@ -17,22 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from _mean_field import check_rising, clouds, evenly_spread, large_report, limit_figure
+from _mean_field import Sizes, clouds, evenly_spread
 from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, fits, study, tokens
-from wflow._core.checks import count_steps, whole
+from wflow.analysis.fits import PowerLaw, mean_and_error
 from wflow.cli import guarded
 from wflow.heads import Frozen, HeadLaw, Oscillating
+from wflow.plots.figure import PAGE, caption, grid, log_log, shade, style, time_axis
 from wflow.study import Direction, Finding, FlowName
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from xarray import Dataset
 
 FloatArray = NDArray[np.float64]
-Fits = dict[str, fits.PowerLaw]
-
+Fits = dict[str, PowerLaw]
 MARGIN = 0.1  # of a slope: the root mean square of a few draws is itself random
 RESIDUAL = 10.0  # the residual of the energy budget may exceed that of the reference by this factor
 QUANTITIES = {
@@ -47,7 +48,7 @@ QUANTITIES = {
 class MeanFieldLarge(study.Flags):
     """Flags of this study."""
 
-    n: tuple[int, ...] = (1000, 4000, 16000, 64000, 250000, 1000000)
+    n: Sizes = (1000, 4000, 16000, 64000, 250000, 1000000)
     """Numbers of tokens n."""
     reference: int = 1000000
     """Evenly spread points that stand for the limit."""
@@ -55,31 +56,22 @@ class MeanFieldLarge(study.Flags):
     """Dimension: the circle or the sphere."""
     law: Literal["oscillating", "frozen"] = "oscillating"
     """Head law: oscillating with spread phases, or frozen random heads."""
-    heads: int = 8
+    heads: study.Count = 8
     """Number of heads H."""
     flow: FlowName = "softmax"
     """Softmax attention, attention without denominator, or flow of the effective mobility."""
     direction: Direction = "descent"
     """Whether the tokens move down or up the energy."""
-    paths: study.Count = 8
+    paths: study.TwoOrMore = 8
     """Independent draws of the tokens for each n; the run files hold 16 n d bytes of each."""
     tokens_seed: study.Natural = 42
     """Seed of the tokens."""
     t_final: study.Positive = 1.0
-    """End time T."""
     dt: study.Positive = 0.05
-    """Time step."""
     out: study.Folder = Path("results/mean_field_large")
-    """Folder for run files, summary and figures."""
 
     def check(self) -> None:
         super().check()
-        whole(self.paths, "--paths", 2, why="an interval needs two")
-        whole(self.heads, "--heads")
-        whole(self.tokens_seed, "--tokens-seed", 0)
-        study.distinct(self.n, "--n", 2)
-        count_steps(self.t_final, self.dt, "--dt")
-        check_rising(self.n, "--n")
         if self.reference < self.n[-1]:
             raise InputError(
                 f"--reference is {self.reference}: expected at least the largest --n, {self.n[-1]}"
@@ -187,25 +179,109 @@ def findings(flags: MeanFieldLarge, table: "Dataset", laws: Fits) -> list[Findin
         for name, law in laws.items()
     ]  # fmt: skip
     residual, of_limit = table["residual"].values, float(table["reference_residual"])
-    rows.append(
-        Finding.decided(
-            "the energy balance closes as well for the largest number of tokens as for the least",
-            "chain rule, docs/theory/energy.md",
-            f"largest residual {residual[0].max():.2e} at n = {flags.n[0]}, "
-            f"{residual[-1].max():.2e} at n = {flags.n[-1]}, {of_limit:.2e} for the limit",
-            residual.max() <= RESIDUAL * of_limit,
-        )
-    )
+    rows.append(Finding.decided(
+        "the energy balance closes as well for the largest number of tokens as for the least",
+        "chain rule, docs/theory/energy.md",
+        f"largest residual {residual[0].max():.2e} at n = {flags.n[0]}, "
+        f"{residual[-1].max():.2e} at n = {flags.n[-1]}, {of_limit:.2e} for the limit",
+        residual.max() <= RESIDUAL * of_limit,
+    ))  # fmt: skip
     error = table["sum_error"].values
     if error.any():
-        rows.append(
-            Finding.decided(
-                f"the fast sums keep their tolerance {flags.compute.tolerance:g}",
-                "docs/theory/fast_sums.md", f"largest estimate {error.max():.2e}",
-                error.max() <= flags.compute.tolerance,
-            )
-        )  # fmt: skip
+        rows.append(Finding.decided(
+            f"the fast sums keep their tolerance {flags.compute.tolerance:g}",
+            "docs/theory/fast_sums.md", f"largest estimate {error.max():.2e}",
+            error.max() <= flags.compute.tolerance,
+        ))  # fmt: skip
     return rows
+
+
+# Tables and figures
+# ------------------
+
+
+def report(flags: MeanFieldLarge, table: "Dataset", laws: Fits) -> str:
+    """The tables."""
+    columns: dict[str, list[str]] = {"n": [str(n) for n in flags.n]}
+    for name in laws:
+        mean_sq = table[f"{name}_deviation_sq"].mean("path").values
+        columns[name.replace("_", " ")] = [f"{value:.3e}" for value in np.sqrt(mean_sq)]
+    columns["largest residual"] = [f"{row.max():.2e}" for row in table["residual"].values]
+    columns["error of the sums"] = [
+        f"{row.max():.1e}" if row.any() else "exact" for row in table["sum_error"].values
+    ]
+    slopes = {
+        "quantity": [name.replace("_", " ") for name in laws],
+        "slope": [study.slope_text(law, root=True) for law in laws.values()],
+    }
+    return "\n\n".join((
+        f"Uniform tokens, d = {flags.d}, H = {flags.heads} {flags.law} heads, {flags.flow}, "
+        f"{flags.direction}, T = {flags.t_final:g}; root mean square deviation at T from the "
+        f"limit ({flags.reference} evenly spread points) over {flags.paths} draws:",
+        study.markdown_table(columns),
+        "Slopes in n, with bootstrap intervals over the draws:",
+        study.markdown_table(slopes),
+    ))  # fmt: skip
+
+
+def limit_figure(
+    flags: MeanFieldLarge, table: "Dataset", laws: Fits, energies: dict[str, FloatArray]
+) -> "Figure":
+    """Deviations against n with the slope -1/2, and energies over time against the limit."""
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    n = table["n"].values.astype(float)
+    fine = np.geomspace(n[0], n[-1], 50)
+    looks = [("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#A0527F", "^")]
+    with style():
+        figure, axes = grid(1, 2, PAGE, 3.9)
+        left, right = axes.flat
+        for place, (name, law) in enumerate(laws.items()):
+            colour, marker = looks[place % len(looks)]
+            mean_sq, error = mean_and_error(table[f"{name}_deviation_sq"].values)
+            middle = np.sqrt(mean_sq)
+            low = np.sqrt(np.maximum(mean_sq - error, 0.0))
+            bars = np.array([middle - low, np.sqrt(mean_sq + error) - middle])
+            left.errorbar(
+                n * 1.06 ** (place - (len(laws) - 1) / 2), middle,
+                bars if np.isfinite(bars).all() else None, color=colour, marker=marker,
+                linestyle="none", markersize=4, capsize=2, elinewidth=0.9, zorder=3,
+                label=f"{name.replace('_', ' ')}: ${law.exponent / 2:.2f}$",
+            )  # fmt: skip
+            left.plot(fine, np.sqrt(law(fine)), color=colour, linewidth=0.9)
+        anchor = float(np.sqrt(table["energy_deviation_sq"].mean("path").values[0]))
+        left.plot(fine, 0.3 * anchor * (fine / n[0]) ** -0.5, color="0.5", linestyle=(0, (3, 1.5)),
+                  linewidth=0.9, label="$n^{-1/2}$, predicted")  # fmt: skip
+        log_log(left)
+        left.xaxis.set_minor_formatter(NullFormatter())
+        if n[-1] < 50 * n[0]:  # one or two powers of ten say little about a scale
+            left.set_xticks(n, [f"{m:g}" for m in n])
+            left.xaxis.set_minor_locator(NullLocator())
+        left.set(xlabel="Number of tokens $n$", ylabel="Root mean square deviation at $T$")
+        left.legend(title="Quantity: slope of the fit", loc="upper center", ncols=2,
+                    bbox_to_anchor=(0.5, -0.2), handlelength=1.6)  # fmt: skip
+        left.set_title(f"Bars: standard error of {table.sizes['path']} draws")
+        time, limit = energies["time"], energies["reference"][0]
+        for place, m in enumerate(table["n"].values[:3]):
+            ink = shade(place, 3)
+            away = energies[f"n{m:07d}"] - limit
+            right.fill_between(time, away.min(axis=0), away.max(axis=0), color=ink, alpha=0.3,
+                               linewidth=0, label=f"$n$ = {m}, range")  # fmt: skip
+            right.plot(time, away.mean(axis=0), color=ink, linewidth=1.1,
+                       marker="osD"[place], markevery=max(1, len(time) // 6),
+                       label=f"$n$ = {m}, mean")  # fmt: skip
+        right.axhline(0.0, color="black", linewidth=0.8)
+        time_axis(right)
+        right.set_ylabel("Energy $E_n(t) - E_\\infty(t)$")
+        right.legend(loc="upper center", ncols=3, bbox_to_anchor=(0.5, -0.2), handlelength=1.6,
+                     columnspacing=1.0, fontsize=7)  # fmt: skip
+        right.set_title(f"Mean and range of {table.sizes['path']} draws")
+        caption(
+            figure,
+            f"Uniform tokens, $d$ = {flags.d}, $H$ = {flags.heads} {flags.law} heads, "
+            f"{flags.flow}, {flags.paths} draws; lines: fits $a\\,n^b$",
+        )
+    return figure
 
 
 def main() -> int:
@@ -215,16 +291,10 @@ def main() -> int:
         with session.progress(len(files), "moments") as advance:
             table, energies = collect(flags, files, advance)
         laws = fit(table)
-        title = (
-            f"Uniform tokens, $d$ = {flags.d}, $H$ = {flags.heads} {flags.law} heads, "
-            f"{flags.flow}, {flags.paths} draws; lines: fits $a\\,n^b$"
-        )
         session.finish(
-            table=with_fits(table, laws),
-            text=large_report(flags, table, laws),
-            findings=findings(flags, table, laws),
-            figures={"mean_field_limit": limit_figure(table, laws, energies, title)},
-        )
+            with_fits(table, laws), report(flags, table, laws), findings(flags, table, laws),
+            {"mean_field_limit": limit_figure(flags, table, laws, energies)},
+        )  # fmt: skip
     return 0
 
 

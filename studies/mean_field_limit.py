@@ -17,28 +17,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from _mean_field import check_rising, clouds, convergence_figure, limit_report
+from _mean_field import Dimensions, Sizes, clouds
 from numpy.typing import NDArray
 
 import wflow
-from wflow import InputError, SaveAt, fits, stability, study, tokens
-from wflow._core.checks import count_steps, number, whole
+from wflow import SaveAt, fits, stability, study, tokens
+from wflow._core.checks import count_steps
+from wflow.analysis.fits import PowerLaw, mean_and_error
 from wflow.cli import guarded
 from wflow.heads import OrnsteinUhlenbeck
+from wflow.plots.figure import PAGE, caption, grid, legend_below, log_log, shade, style
 from wflow.study import Direction, Finding, FlowName, slope_text
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from xarray import Dataset
 
 FloatArray = NDArray[np.float64]
-Fits = dict[tuple[str, int, int], fits.PowerLaw]
-
+Fits = dict[tuple[str, int, int], PowerLaw]
 MARGIN = 0.05  # of a slope: less than what the rates of two dimensions differ by
 LAWS = {"uniform": tokens.uniform, "cross-polytope": tokens.cross_polytope}
-QUANTITIES = {
-    "w2": "W_2 between n and 2n tokens",
-    "energy_gap": "gap |E_n - E_2n| of the energies",
-}
+QUANTITIES = {"w2": "W_2 between n and 2n tokens", "energy_gap": "gap |E_n - E_2n| of the energies"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +48,11 @@ class MeanFieldLimit(study.Flags):
     """Law from which the tokens are drawn independently."""
     tokens_seed: study.Natural = 42
     """Seed of the initial tokens."""
-    n: tuple[int, ...] = (25, 50, 100, 200, 400, 800)
+    n: Sizes = (25, 50, 100, 200, 400, 800)
     """Numbers of tokens n; each is compared with 2n."""
-    d: tuple[int, ...] = (2, 3, 4)
+    d: Dimensions = (2, 3, 4)
     """Dimensions: tokens live on the sphere S^(d-1)."""
-    heads: int = 4
+    heads: study.Count = 4
     """Number of heads H."""
     sigma2: study.Nonnegative = 2.0
     """Variance sigma^2 of the noise of the heads per unit time."""
@@ -61,26 +60,11 @@ class MeanFieldLimit(study.Flags):
     """Softmax attention, attention without denominator, or flow of the effective mobility."""
     direction: Direction = "descent"
     """Whether the tokens move down or up the energy."""
-    paths: study.Count = 32
+    paths: study.TwoOrMore = 32
     """Independent draws of both clouds and of the noise of the heads."""
     t_final: study.Positive = 3.0
-    """End time T."""
     dt: study.Positive = 0.02
-    """Time step."""
     out: study.Folder = Path("results/mean_field_limit")
-    """Folder for run files, summary and figures."""
-
-    def check(self) -> None:
-        super().check()
-        whole(self.tokens_seed, "--tokens-seed", 0)
-        whole(self.heads, "--heads")
-        whole(self.paths, "--paths", 2, why="an interval needs two")
-        number(self.sigma2, "--sigma2", least=0.0)
-        count_steps(self.t_final, self.dt)
-        check_rising(self.n, "--n")
-        check_rising(self.d, "--d")
-        if len(self.n) < 2:
-            raise InputError(f"--n is {self.n[0]}: a rate needs two numbers of tokens or more")
 
 
 def rate_of(law: str, d: int) -> tuple[str, Callable[[FloatArray], FloatArray]]:
@@ -220,10 +204,87 @@ def findings(flags: MeanFieldLimit, table: "Dataset", laws: Fits) -> list[Findin
         "; ".join(
             f"{name} {slope_text(first)} at 0, {slope_text(last)} at T"
             for name, (first, last) in zip(names, gaps, strict=True)
-        ),
-        [law.exponent <= -0.5 + MARGIN for pair in gaps for law in pair],
-    )
+        ), [law.exponent <= -0.5 + MARGIN for pair in gaps for law in pair],
+    )  # fmt: skip
     return [at_start, at_end, bounded, flat, energy]
+
+
+# Tables and figures
+# ------------------
+
+
+def report(flags: MeanFieldLimit, table: "Dataset", laws: Fits) -> str:
+    """The tables."""
+    titles = {"w2": "W_2", "energy_gap": "energy gap"}
+    rows = []
+    for i, d in enumerate(flags.d):
+        for j, n in enumerate(flags.n):
+            at = table.isel(d=i, n=j)
+            row = {"d": str(d), "n": str(n)}
+            for name, title in titles.items():
+                for k, when in enumerate("0T"):
+                    row[f"{title}, t = {when}"] = study.mean_text(at[name].isel(time=k).values)
+            ratio = at["w2"].isel(time=1) / at["w2"].isel(time=0)
+            rows.append(row | {"W_2(T)/W_2(0)": study.mean_text(ratio.values)})
+    slopes = []
+    for i, d in enumerate(flags.d):
+        row = {"d": str(d), "known rate of W_2": rate_of(flags.tokens, d)[0]}
+        row["its slope"] = f"{expected_slope(flags, d):.3f}"
+        for name, title in titles.items():
+            for k, when in enumerate("0T"):
+                row[f"{title}, t = {when}"] = study.slope_text(laws[name, i, k])
+        slopes.append(row)
+    return "\n\n".join((
+        f"{flags.tokens} tokens, H = {flags.heads}, sigma^2 = {flags.sigma2:g}, {flags.flow}, "
+        f"{flags.direction}, T = {flags.t_final:g}; mean and standard error over "
+        f"{flags.paths} draws:",
+        study.markdown_table(rows),
+        "Slopes in n, with bootstrap intervals over the draws:",
+        study.markdown_table(slopes),
+        "W₂ is geodesic and exact, between a cloud of n tokens and an independent one of 2n.",
+    ))  # fmt: skip
+
+
+def convergence_figure(flags: MeanFieldLimit, table: "Dataset", laws: Fits) -> "Figure":
+    """W₂ and energy gap against n, in log-log, with the fits."""
+    from matplotlib.ticker import NullLocator
+
+    n, dims = table["n"].values, table["d"].values
+    fine = np.geomspace(n[0], n[-1], 50)
+    names = {
+        "w2": r"Distance $W_2(\mu^n_t,\ \mu^{2n}_t)$",
+        "energy_gap": r"Energy gap $|E_n(t) - E_{2n}(t)|$",
+    }
+    with style():
+        figure, axes = grid(1, 2, PAGE, 3.4)
+        for axis, (name, label) in zip(axes.flat, names.items(), strict=True):
+            for i, d in enumerate(dims):
+                colour = shade(i, len(dims))
+                for k, when in enumerate(("0", "T")):
+                    values = table[name].isel(d=i, time=k).values
+                    mean, error = mean_and_error(values)
+                    dash: Any = "-" if k else (0, (3, 1.5))
+                    axis.plot(fine, laws[name, i, k](fine), color=colour, linestyle=dash,
+                              linewidth=0.9)  # fmt: skip
+                    axis.errorbar(
+                        n, mean, yerr=error, color=colour, linestyle="none", elinewidth=0.8,
+                        marker="osD^vP*X"[i % 8], markersize=4.5,
+                        markerfacecolor=colour if k else "white", zorder=3,
+                    )  # fmt: skip
+                    axis.plot([], [], color=colour, linestyle=dash, marker="osD^vP*X"[i % 8],
+                              markersize=4.5, markerfacecolor=colour if k else "white",
+                              label=f"$d$ = {d}, $t$ = ${when}$")  # fmt: skip
+            log_log(axis)
+            axis.set_xticks(n, [str(m) for m in n])
+            axis.xaxis.set_minor_locator(NullLocator())
+            axis.set(xlabel="Number of tokens $n$", ylabel=label)
+        legend_below(figure, axes[0, 0], len(dims), columnspacing=1.5)
+        caption(
+            figure,
+            f"{flags.tokens} tokens, $H$ = {flags.heads}, {flags.flow}, $T$ = {flags.t_final:g}, "
+            f"{flags.paths} draws; bars: ± standard error; lines: fits $a\\,n^b$",
+        )
+    return figure
 
 
 def main() -> int:
@@ -233,17 +294,10 @@ def main() -> int:
         with session.progress(len(flags.d) * len(flags.n), "W₂") as advance:
             table = collect(flags, files, advance)
         laws = fit(table)
-        known = {d: (rate_of(flags.tokens, d)[0], expected_slope(flags, d)) for d in flags.d}
-        title = (
-            f"{flags.tokens} tokens, $H$ = {flags.heads}, {flags.flow}, $T$ = {flags.t_final:g}, "
-            f"{flags.paths} draws; bars: ± standard error; lines: fits $a\\,n^b$"
-        )
         session.finish(
-            table=with_fits(flags, table, laws),
-            text=limit_report(flags, table, laws, known),
-            findings=findings(flags, table, laws),
-            figures={"convergence": convergence_figure(table, laws, title)},
-        )
+            with_fits(flags, table, laws), report(flags, table, laws),
+            findings(flags, table, laws), {"convergence": convergence_figure(flags, table, laws)},
+        )  # fmt: skip
     return 0
 
 

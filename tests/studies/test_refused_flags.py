@@ -19,7 +19,7 @@ REFUSED = {
     "decay_equation": {
         "--d 4": "meshes",
         "--n 50 20": "expected rising numbers",
-        "--n 50": "compared with a smaller n",
+        "--n 50": "2 or more",
         "--finer-paths 17": "--finer-paths is 17",
         "--points 15": "--points is 15",
         "--preset smoke --dt 0.2": "above the bound",
@@ -48,7 +48,7 @@ REFUSED = {
     },
     "mean_field_equation": {
         "--d 5": "meshes",
-        "--n 10": "two numbers",
+        "--n 10": "2 or more",
         "--w2-sphere 10": "--w2-sphere is 10",
         "--cells 100": "cells",
     },
@@ -56,7 +56,7 @@ REFUSED = {
         "--n 100 50": "--n is 100 50",
         "--reference 50 --n 60 70": "--reference is 50",
         "--tolerance 1e-20 --method fast": "tolerance",
-        "--dt 0.3": "--dt",
+        "--dt 0.3": "steps",
     },
     "mean_field_limit": {
         "--n 50": "--n is 50",

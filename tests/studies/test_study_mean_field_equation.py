@@ -46,7 +46,7 @@ def limit_areas(file) -> np.ndarray:
 
 
 def test_masses_at_centres_are_as_far_off_as_the_cells_are_wide() -> None:
-    parts = script("_mean_field_equation")
+    parts = script("mean_field_equation")
     coarse, fine = meanfield.Sphere(42), meanfield.Sphere(10242)
     nearest = np.argmax(fine.centres @ coarse.centres.T, axis=1)
     off = np.arccos(np.clip(np.sum(fine.centres * coarse.centres[nearest], axis=1), -1, 1))
@@ -61,7 +61,7 @@ def test_masses_at_centres_are_as_far_off_as_the_cells_are_wide() -> None:
 
 @pytest.mark.parametrize("d", [2, 3])
 def test_tokens_have_the_moments_of_the_initial_density(d) -> None:
-    parts = script("_mean_field_equation")
+    parts = script("mean_field_equation")
     x = parts.draw(20000, d, seed=3)
     assert np.allclose(np.linalg.norm(x, axis=1), 1)
     mesh = meanfield.Circle(256) if d == 2 else meanfield.Sphere(2562)
@@ -73,7 +73,7 @@ def test_tokens_have_the_moments_of_the_initial_density(d) -> None:
 
 
 def test_a_fit_leaves_out_what_the_equation_does_not_resolve() -> None:
-    parts = script("_mean_field_equation")
+    parts = script("mean_field_equation")
     n = np.array([100, 1000, 10000, 100000])
     root = n**-0.5
     root[-1] = 0.02  # the error of the equation itself

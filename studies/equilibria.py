@@ -16,52 +16,66 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from _equilibria import (
-    DIRECTIONS,
-    LIMITS,
-    SIZES,
-    STARTS,
-    limit_clouds,
-    limits_of,
-    of_problem,
-    of_sizes,
-    report,
-)
-from _equilibria import energies as energies_figure
-from _equilibria import sizes as sizes_figure
 from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, equilibria, study
-from wflow._core.checks import count_steps, positive, whole
+from wflow._core.checks import count_steps
+from wflow.analysis.fits import mean_and_error
 from wflow.cli import guarded
 from wflow.heads import Frozen
+from wflow.plots.figure import PAGE, caption, grid, style
+from wflow.plots.tokens import FAR, NEAR, sphere
 from wflow.sphere import normalise
 from wflow.study import Finding, SchemeName
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from xarray import Dataset
 
 FloatArray = NDArray[np.float64]
+DIRECTIONS = ("ascent", "descent")
+STARTS = ("sphere", "hemisphere")
+SIGMAS = 4.0  # standard errors within which a mean agrees with its formula
+_EACH = ("start", "path")
+LIMITS: dict[str, Any] = {
+    "energy": (_EACH, "energy of the limit cloud"),
+    "extremum": "extremal energy over all measures, closed form",
+    "extremum_kind": "measure that has the extremal energy",
+    "form": (_EACH, "limit cloud: 0 one point, 1 antipodal pair, 2 spread out"),
+    "closed_form_gap": (_EACH, "relative gap between energy and that of its point or pair"),
+    "support_angle": (_EACH, "largest angle between a token and the predicted support"),
+    "speed": (_EACH, "root mean square speed of the tokens at the end"),
+}
+SIZES: dict[str, Any] = {
+    "size_start_energy": (("path",), "energy of n uniform random tokens"),
+    "size_limit_energy": (("path",), "energy of n tokens after descent"),
+    "size_sampled": "mean energy of n uniform random tokens, closed form",
+    "size_minimal": "least energy of n tokens, where it is known",
+}
+FORMS = ("one point", "antipodal pair", "spread out")
+REACHED = 1e-6  # relative distance of an energy from the extremum, at which it counts as reached
+GATHERED = 1e-2  # angle in radians within which tokens count as one point
 
 
 @dataclass(frozen=True, kw_only=True)
 class Equilibria(study.Flags):
     """Flags of this study."""
 
-    n: study.Count = 64
+    n: study.TwoOrMore = 64
     """Number of tokens."""
     d: study.Dimension = 3
     """Dimension: tokens live on the sphere S^(d-1)."""
-    beta: float = 2.0
+    beta: study.Positive = 2.0
     """Largest size of an eigenvalue of D."""
-    paths: study.Count = 32
+    paths: study.TwoOrMore = 32
     """Random starts of each kind: uniform on the sphere, and on a random hemisphere."""
-    sizes: tuple[int, ...] = (4, 6, 12, 24, 48, 96)
+    sizes: study.Distinct[study.TwoOrMore] = (4, 6, 12, 24, 48, 96)
     """Numbers of tokens that descend with D = beta I, against the uniform measure."""
     flow: Literal["softmax", "unnormalised"] = "softmax"
     """Attention with softmax (for one head the effective flow too), or without denominator."""
@@ -70,20 +84,7 @@ class Equilibria(study.Flags):
     t_final: study.Positive = 200.0
     """End time T, long enough to come to rest."""
     dt: study.Positive = 0.1
-    """Time step."""
     out: study.Folder = Path("results/equilibria")
-    """Folder for run files, summary and figures."""
-
-    def check(self) -> None:
-        super().check()
-        whole(self.n, "--n", 2)
-        whole(self.d, "--d", 2, why="tokens live on the sphere S^(d-1)")
-        whole(self.paths, "--paths", 2, why="a standard error needs two")
-        positive(self.beta, "--beta")
-        count_steps(self.t_final, self.dt)
-        study.distinct(self.sizes, "--sizes")
-        for size in self.sizes:
-            whole(size, "--sizes", 2)
 
 
 def problems(flags: Equilibria) -> dict[str, FloatArray]:
@@ -110,8 +111,9 @@ def starts(flags: Equilibria, n: int) -> FloatArray:
     return np.where((x * pole).sum(axis=-1, keepdims=True) < 0, -x, x)
 
 
-def tasks(flags: Equilibria, matrices: dict[str, FloatArray]) -> dict[str, dict[str, Any]]:
+def tasks(flags: Equilibria) -> dict[str, dict[str, Any]]:
     """All runs: name -> arguments of `wflow.solve`."""
+    matrices = problems(flags)
     common = {
         "law": Frozen(), "t_final": flags.t_final, "dt": flags.dt, "seed": flags.seed,
         "flow": flags.flow, "scheme": flags.scheme,
@@ -135,24 +137,62 @@ def tasks(flags: Equilibria, matrices: dict[str, FloatArray]) -> dict[str, dict[
     }  # fmt: skip
 
 
+def form_of(x: FloatArray) -> tuple[str, FloatArray, float]:
+    """What a limit cloud is: its form, direction v, and share of the tokens at v."""
+    v = np.linalg.eigh(x.T @ x)[1][:, -1]
+    side = x @ v
+    angle = np.arctan2(np.linalg.norm(x - side[:, None] * v, axis=1), np.abs(side))
+    share = float(np.mean(side > 0))
+    if share < 0.5:
+        v, share = -v, 1 - share
+    if angle.max() > GATHERED:
+        return FORMS[2], v, share
+    return FORMS[0 if share == 1 else 1], v, share
+
+
+def end_of(
+    flags: Equilibria, x: FloatArray, energy: float, D: FloatArray, best: Any
+) -> dict[str, float]:
+    """Form of a limit cloud, how far it is from its extremum, and its speed."""
+    form, v, share = form_of(x)
+    velocity = wflow.velocity(x, D[None], flow=flags.flow)
+    gap = angle = math.nan
+    if form != "spread out":
+        gap = abs(energy / equilibria.pair_energy(D, v, share) - 1)
+    if best is not None and best.support is not None:
+        within = np.linalg.norm(x @ best.support.T, axis=1)
+        away = np.linalg.norm(x - x @ best.support.T @ best.support, axis=1)
+        angle = np.arctan2(away, within).max()
+    return {
+        "energy": energy, "form": FORMS.index(form), "closed_form_gap": gap, "support_angle": angle,
+        "speed": np.sqrt(np.mean(np.sum(velocity**2, axis=1))),
+    }  # fmt: skip
+
+
 def collect(
-    flags: Equilibria,
-    matrices: dict[str, FloatArray],
-    files: dict[str, Path],
-    advance: Callable[[int], None],
+    flags: Equilibria, files: dict[str, Path], advance: Callable[[int], None]
 ) -> tuple["Dataset", dict[tuple[str, str], FloatArray]]:
     """Energies, forms and distances of all limit clouds, and the clouds of every problem."""
+    matrices = problems(flags)
     clouds: dict[tuple[str, str], FloatArray] = {}
 
     def limits(problem: str, direction: str) -> dict[str, Any]:
-        file = files[f"problem{list(matrices).index(problem)}_{direction}"]
-        with wflow.open(file) as run:
-            clouds[problem, direction] = run["tokens"].values[:, -1]
-            energy = run["energy"].values[:, -1]
-        known = direction == "ascent" or problem != "positive"
-        return limits_of(
-            matrices[problem], clouds[problem, direction], energy, direction, flags.flow, known
-        )
+        D, best = matrices[problem], None
+        if direction == "ascent":
+            best = equilibria.maximum(D)
+        elif problem != "positive":  # of which no closed form is known
+            best = equilibria.minimum(D)
+        with wflow.open(files[f"problem{list(matrices).index(problem)}_{direction}"]) as run:
+            ends = clouds[problem, direction] = run["tokens"].values[:, -1]
+            energies = run["energy"].values[:, -1]
+        rows = [end_of(flags, x, E, D, best) for x, E in zip(ends, energies, strict=True)]
+        return {
+            name: np.array([row[name] for row in rows], float).reshape(len(STARTS), -1)
+            for name in rows[0]
+        } | {
+            "extremum": math.nan if best is None else best.energy,
+            "extremum_kind": "none" if best is None else best.kind,
+        }
 
     def certificate(problem: str) -> dict[str, float]:
         D, together = matrices[problem], np.concatenate(clouds[problem, "descent"])
@@ -184,56 +224,285 @@ def collect(
     return table.assign_attrs(uniform_energy=uniform), clouds
 
 
+def reached(flags: Equilibria, at: "Dataset") -> NDArray[np.bool_]:
+    """Starts that end at the extremal energy; at the lowest computed one without a closed form."""
+    best = float(at["extremum"])
+    best = best if math.isfinite(best) else float(at["energy"].min())
+    # Descent with D > 0 never quite ends: fine structure of the cloud relaxes more and more slowly.
+    spread = str(at["extremum_kind"].values) in ("none", "uniform")
+    tolerance = 1e-3 if spread else REACHED
+    return np.abs(at["energy"].values / best - 1) <= tolerance
+
+
+def of_problem(flags: Equilibria, problem: str, direction: str, at: "Dataset") -> Finding:
+    extreme = "largest" if direction == "ascent" else "least"
+    source = "[BKKRW]" if problem in ("positive", "isotropic") else "docs/theory/equilibria.md"
+    best = float(at["extremum"])
+    energies = at["energy"].values
+    ends = reached(flags, at)
+    shares = ", ".join(
+        f"{row.sum()} of {row.size} from the {s}" for s, row in zip(STARTS, ends, strict=True)
+    )
+    if not math.isfinite(best):
+        bound = float(at["lower_bound"])
+        lowest = float(energies.min())
+        spread = bool(np.all(at["form"].values == 2))
+        good = spread and lowest - bound <= 1e-3 * lowest
+        return Finding.decided(
+            f"D {problem}, {direction}: the minimiser is spread out", source,
+            f"all clouds spread out: {'yes' if spread else 'no'}; lowest energy {lowest:.6f}, at "
+            f"most {lowest - bound:.1e} above the minimum (convexity); there end {shares}",
+            ends & good,
+        )  # fmt: skip
+    names = {"dirac": "one point", "pair": "an antipodal pair", "uniform": "the uniform measure"}
+    kind = str(at["extremum_kind"].values)
+    sign = 1 if direction == "ascent" else -1
+    beyond = float((sign * (energies / best - 1)).max())
+    numbers = f"closed form {best:.6f}, best start off by {np.abs(energies / best - 1).min():.0e}; "
+    numbers += f"there end {shares}"
+    if not ends.all():
+        others = at["form"].values[~ends]
+        counts = {f: int((others == k).sum()) for k, f in enumerate(FORMS)}
+        numbers += "; the others: " + ", ".join(f"{c} {f}" for f, c in counts.items() if c)
+    if kind != "uniform":
+        angle = float(np.max(at["support_angle"].values[ends], initial=0))
+        numbers += f"; tokens there within an angle of {angle:.0e}"
+    good = bool(ends.any()) and beyond <= (REACHED if kind != "uniform" else 1e-9)
+    claim = f"D {problem}, {direction}: the {extreme} energy is that of {names[kind]}"
+    return Finding.decided(claim, source, numbers, ends & good)
+
+
+def of_sizes(flags: Equilibria, table: "Dataset") -> list[Finding]:
+    """Finding on the energy of n tokens above that of the uniform measure."""
+    rows = []
+    mean, error = mean_and_error(table["size_start_energy"].values)
+    away = np.abs(mean - table["size_sampled"].values) / error
+    rows.append(Finding.decided(
+        "n independent uniform tokens lie above the uniform measure by the interaction of each "
+        "with itself: (e^beta - 2 E)/(2n) in the mean", "docs/theory/equilibria.md",
+        f"largest deviation over n: {away.max():.1f} standard errors", away.max() <= SIGMAS,
+    ))  # fmt: skip
+    known = np.isfinite(table["size_minimal"].values)
+    if known.any():
+        lowest = table["size_limit_energy"].min("path").values[known]
+        gaps = np.abs(lowest / table["size_minimal"].values[known] - 1)
+        sizes = ", ".join(str(n) for n in table["size"].values[known])
+        rows.append(Finding.decided(
+            f"descent of n = {sizes} tokens reaches the least energy of so many tokens",
+            "Cohn and Kumar 2007; docs/theory/equilibria.md",
+            f"relative gap of the best start at most {gaps.max():.0e}",
+            bool(np.all(gaps < REACHED)),
+        ))  # fmt: skip
+    uniform = table.attrs["uniform_energy"]
+    excess = table["size_limit_energy"].mean("path").values - uniform
+    share = excess / (table["size_sampled"].values - uniform)
+    faster = bool(np.all(np.diff(share) < 0)) and share[-1] < 0.1
+    rows.append(Finding.decided(
+        "after descent n tokens still lie above the uniform measure by the interaction of each "
+        "with itself, (e^beta - 2 E)/(2n)", "a guess; docs/theory/equilibria.md, says why not",
+        "excess as a share of it: "
+        + ", ".join(f"{s:.1e} (n = {n})" for n, s in zip(flags.sizes, share, strict=True)),
+        not faster,
+    ))  # fmt: skip
+    return rows
+
+
 def findings(flags: Equilibria, table: "Dataset") -> list[Finding]:
     """Every prediction with its verdict."""
-    rows = []
-    for problem in table["problem"].values:
-        for direction in DIRECTIONS:
-            at = table.sel(problem=problem, direction=direction)
-            rows.append(of_problem(flags, str(problem), direction, at))
+    rows = [
+        of_problem(flags, str(problem), direction, table.sel(problem=problem, direction=direction))
+        for problem, direction in product(table["problem"].values, DIRECTIONS)
+    ]
     forms = table["form"].values
     gathered = int((forms < 2).sum())
     if gathered:
         gap = float(np.max(table["closed_form_gap"].values[forms < 2]))
-        rows.append(
-            Finding.decided(
-                "limit clouds that are points or antipodal pairs have the energy "
-                "((p^2 + q^2) e^s + 2 p q e^-s)/2, s = <v, D v>",
-                "docs/theory/equilibria.md",
-                f"{gathered} limit clouds, largest relative gap {gap:.0e}", gap < 1e-4,
-            )
-        )  # fmt: skip
+        rows.append(Finding.decided(
+            "limit clouds that are points or antipodal pairs have the energy "
+            "((p^2 + q^2) e^s + 2 p q e^-s)/2, s = <v, D v>", "docs/theory/equilibria.md",
+            f"{gathered} limit clouds, largest relative gap {gap:.0e}", gap < 1e-4,
+        ))  # fmt: skip
     return rows + of_sizes(flags, table)
+
+
+# Tables and figures
+# ------------------
+
+
+def facts_of(flags: Equilibria) -> str:
+    return (
+        f"$n$ = {flags.n}, $d$ = {flags.d}, $H$ = 1, {2 * flags.paths} starts, {flags.flow}, "
+        f"$T$ = {flags.t_final:g}"
+    )
+
+
+def titled(problem: str) -> str:
+    """Name of a problem for a title."""
+    return problem.capitalize().replace(" -", " \N{MINUS SIGN}")
+
+
+def report(flags: Equilibria, table: "Dataset") -> str:
+    """The tables."""
+    rows = []
+    for problem, direction in product(table["problem"].values, DIRECTIONS):
+        both = table.sel(problem=problem, direction=direction)
+        ends = reached(flags, both)
+        best, bound = float(both["extremum"]), float(both["lower_bound"])
+        known = f"{best:.6f} ({both['extremum_kind'].values})"
+        for k, start in enumerate(STARTS):
+            at = both.sel(start=start)
+            energies, forms = at["energy"].values, at["form"].values
+            row = {
+                "D": str(problem), "direction": direction, "start": start,
+                "extremal energy": known if math.isfinite(best) else f">= {bound:.6f}",
+                "lowest E": f"{energies.min():.6f}", "median E": f"{np.median(energies):.6f}",
+                "highest E": f"{energies.max():.6f}",
+                "at the extremum": f"{ends[k].sum()} of {flags.paths}",
+            }  # fmt: skip
+            for form, title in enumerate(("one point", "pair", "spread out")):
+                row[title] = str((forms == form).sum())
+            rows.append(row | {"speed at T": f"{float(at['speed'].max()):.0e}"})
+    uniform = table.attrs["uniform_energy"]
+    mean, error = mean_and_error(table["size_start_energy"].values)
+    final = table["size_limit_energy"].values - uniform
+    least = table["size_minimal"].values - uniform
+    sizes = {
+        "n": [str(n) for n in flags.sizes],
+        "random tokens, E - E_uniform": [
+            f"{m - uniform:.5f} ± {e:.5f}" for m, e in zip(mean, error, strict=True)
+        ],
+        "(e^beta - 2 E_uniform)/(2n)": [f"{v - uniform:.5f}" for v in table["size_sampled"].values],
+        "after descent, E - E_uniform": [f"{v:.3e}" for v in final.mean(axis=1)],
+        "best start": [f"{v:.3e}" for v in final.min(axis=1)],
+        "least possible": [f"{v:.3e}" if math.isfinite(v) else "" for v in least],
+    }
+    return "\n\n".join((
+        f"n = {flags.n}, d = {flags.d}, eigenvalues up to {flags.beta:g} in size, T = "
+        f"{flags.t_final:g}, {flags.paths} starts of each kind:",
+        study.markdown_table(rows),
+        f"Descent with D = {flags.beta:g} I from uniform random tokens; E_uniform = "
+        f"{uniform:.6f}:",
+        study.markdown_table(sizes),
+    ))  # fmt: skip
+
+
+def energies_figure(flags: Equilibria, table: "Dataset") -> "Figure":
+    """Energies of the limit clouds in increasing order, with the extremal energy."""
+    with style():
+        figure, axes = grid(2, len(table["problem"]), PAGE, 4.0, sharex=True)
+        problems = [str(problem) for problem in table["problem"].values]
+        share = (np.arange(flags.paths) + 0.5) / flags.paths
+        looks = {"sphere": ("#0072B2", "o"), "hemisphere": ("#E69F00", "^")}
+        for (k, problem), (s, direction) in product(enumerate(problems), enumerate(DIRECTIONS)):
+            axis = axes[s, k]
+            at = table.sel(problem=problem, direction=direction)
+            for start, (colour, marker) in looks.items():
+                values = np.sort(at["energy"].sel(start=start).values)
+                axis.plot(share, values, linestyle="none", markersize=3, label=start,
+                          markerfacecolor="none", color=colour, marker=marker)  # fmt: skip
+            best, label = float(at["extremum"]), "closed form"
+            if not math.isfinite(best):
+                best, label = float(at["lower_bound"]), "closed form or lower bound"
+            axis.axhline(best, color="#000000", linestyle=(0, (4, 2)), linewidth=0.9, label=label)
+            low, high = axis.get_ylim()
+            margin = max(high - low, 0.06 * abs(best))
+            axis.set_ylim((low + high - 1.3 * margin) / 2, (low + high + 1.3 * margin) / 2)
+            if s == 0:
+                axis.set_title(titled(problem))
+            else:
+                axis.set_xlabel("Share of starts")
+            if k == 0:
+                axis.set_ylabel(f"Energy after {direction}")
+        handles, labels = axes[1, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        caption(figure, facts_of(flags))
+    return figure
+
+
+def sizes_figure(flags: Equilibria, table: "Dataset") -> "Figure":
+    """Energy above that of the uniform measure against the number of tokens."""
+    uniform = table.attrs["uniform_energy"]
+    n = table["size"].values
+    with style():
+        figure, axes = grid(1, 1, 5.2, 3.0)
+        axis = axes[0, 0]
+        mean, error = mean_and_error(table["size_start_energy"].values)
+        axis.errorbar(n, mean - uniform, 2 * error, color="#0072B2", marker="o", linestyle="none",
+                      capsize=2, label="random tokens, ± 2 standard errors")  # fmt: skip
+        axis.plot(n, table["size_sampled"].values - uniform, color="#0072B2",
+                  label=r"$(e^\beta - 2 E_{\mathrm{uniform}})/(2n)$")  # fmt: skip
+        final = np.maximum(table["size_limit_energy"].values - uniform, 1e-16)
+        axis.plot(n, final.mean(axis=1), color="#D55E00", marker="s", linestyle=(0, (4, 2)),
+                  label="after descent, mean")  # fmt: skip
+        least = table["size_minimal"].values - uniform
+        known = np.isfinite(least) & (least > 0)
+        axis.plot(n[known], least[known], color="#000000", marker="x", markersize=6,
+                  linestyle="none", label="least possible, where known")  # fmt: skip
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xticks(n, [str(k) for k in n])
+        axis.set(xlabel="Number of tokens $n$", ylabel=r"Energy $E - E_{\mathrm{uniform}}$")
+        axis.set_title(
+            f"$D = {flags.beta:g}\\,I$, $d$ = {flags.d}, {flags.paths} starts, "
+            f"$T$ = {flags.t_final:g}"
+        )
+        figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def clouds_figure(
+    flags: Equilibria, table: "Dataset", clouds: dict[tuple[str, str], FloatArray]
+) -> "Figure":
+    """The limit cloud of the best start of each problem, in the axes of D."""
+    from matplotlib.lines import Line2D
+
+    matrices = problems(flags)
+    with style():
+        figure, axes = grid(2, len(matrices), PAGE, 4.3)
+        for k, (name, D) in enumerate(matrices.items()):
+            values, vectors = np.linalg.eigh(D)
+            for s, direction in enumerate(DIRECTIONS):
+                axis = axes[s, k]
+                energy = table["energy"].values[k, s].ravel()
+                best = int(np.argmax(energy) if direction == "ascent" else np.argmin(energy))
+                x = clouds[name, direction][best]
+                form, _, share = form_of(x)
+                # A multiple of the identity has no axes.
+                of_axes = np.ptp(values) > 1e-9
+                sphere(axis, x @ vectors, names=("$v_1$", "", "$v_3$") if of_axes else ())
+                count = round(share * len(x))
+                where = {
+                    FORMS[0]: f"{len(x)} tokens in one point",
+                    FORMS[1]: f"pair: {count} + {len(x) - count} tokens",
+                    FORMS[2]: "spread out",
+                }[form]
+                title = f"{titled(name)}, {direction}" if s == 0 else str(direction).capitalize()
+                axis.set_title(f"{title}\n{where}", loc="center", fontsize=7, pad=2)
+        handles = [
+            Line2D([], [], linestyle="none", marker="o", color=tuple(colour), markersize=4)
+            for colour in (NEAR, FAR)
+        ]
+        handles.append(Line2D([], [], color="0.15", linewidth=0.8))
+        texts = ["token on the near side", "token on the far side",
+                 "eigenvectors of $D$: $v_1$ smallest, $v_3$ largest eigenvalue"]  # fmt: skip
+        figure.legend(handles, texts, loc="outside lower center", ncols=3, handlelength=1.5)
+        caption(figure, facts_of(flags))
+    return figure
 
 
 def main() -> int:
     flags = study.command_line(Equilibria, __doc__)
     with study.session("equilibria", flags) as session:
         flags = session.flags = replace(flags, sizes=tuple(sorted(flags.sizes)))
-        matrices = problems(flags)
-        files = session.solve(tasks(flags, matrices))
+        files = session.solve(tasks(flags))
         with session.progress(len(files), "limit clouds") as advance:
-            table, clouds = collect(flags, matrices, files, advance)
-        facts = (
-            f"$n$ = {flags.n}, $d$ = {flags.d}, $H$ = 1, {2 * flags.paths} starts, {flags.flow}, "
-            f"$T$ = {flags.t_final:g}"
-        )
-        title = (
-            f"$D = {flags.beta:g}\\,I$, $d$ = {flags.d}, {flags.paths} starts, "
-            f"$T$ = {flags.t_final:g}"
-        )
+            table, clouds = collect(flags, files, advance)
         figures = {
-            "energies": energies_figure(table, facts),
-            "sizes": sizes_figure(table, title),
-        }
+            "energies": energies_figure(flags, table), "sizes": sizes_figure(flags, table),
+        }  # fmt: skip
         if flags.d == 3:
-            figures["limit_clouds"] = limit_clouds(matrices, table, clouds, facts)
-        session.finish(
-            table=table,
-            text=report(flags, table),
-            findings=findings(flags, table),
-            figures=figures,
-        )
+            figures["limit_clouds"] = clouds_figure(flags, table, clouds)
+        session.finish(table, report(flags, table), findings(flags, table), figures)
     return 0
 
 

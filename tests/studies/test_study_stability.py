@@ -65,7 +65,7 @@ def test_defect_study_finds_where_the_balance_holds(tmp_path, monkeypatch):
 
 
 def test_limit_of_noisy_residuals_is_that_of_a_line_in_the_step():
-    intercept = script("_edi_defect").intercept
+    intercept = script("edi_defect").intercept
     rng = np.random.default_rng(0)
     steps = [0.04, 0.02, 0.01]
     samples = np.array([0.3 + 5 * dt + 0.01 * rng.standard_normal(400) for dt in steps])
@@ -74,7 +74,7 @@ def test_limit_of_noisy_residuals_is_that_of_a_line_in_the_step():
 
 
 def test_order_counts_residuals_above_rounding_only():
-    order = script("_edi_defect").order
+    order = script("edi_defect").order
     steps = [0.04, 0.02, 0.01, 0.005]
     assert order(steps, np.array([256e-9, 16e-9, 1e-9, 1e-14])) == pytest.approx(4)
     assert order(steps, np.array([1e-9, 1e-14, 1e-15, 0.0])) == np.inf
@@ -91,7 +91,7 @@ def test_order_counts_residuals_above_rounding_only():
     ],
 )
 def test_residual_that_vanishes_is_never_called_one_that_does_not(orders, verdict):
-    study = script("_edi_defect")
+    study = script("edi_defect")
     table = xr.Dataset({"order_edi_residual": (("problem", "scheme"), [orders])})
     table = table.assign_coords(problem=["p"], scheme=list(study.SCHEMES))
     assert study.closes(table, "edi_residual", "p") == verdict
@@ -132,7 +132,7 @@ def test_equilibria_study_runs_on_the_circle_without_a_picture_in_space(
 
 
 def test_forms_of_limit_clouds():
-    form_of = script("_equilibria").form_of
+    form_of = script("equilibria").form_of
     v = np.array([0.6, 0.0, 0.8])
     assert form_of(np.tile(-v, (5, 1)))[0] == "one point"
     kind, found, share = form_of(np.stack([v, -v, -v, -v]))

@@ -13,7 +13,7 @@ from scripts import call, script
 import wflow
 from wflow import clusters
 
-_clustering = script("_clustering")
+study = script("clustering")
 
 CLUSTERING = [
     "--betas", "1", "9", "--dims", "2", "16", "--n", "8", "--paths", "4", "--t-final", "20",
@@ -63,7 +63,6 @@ def test_clustering_counts_what_its_run_files_hold(tmp_path, monkeypatch, capsys
 
 
 def test_same_starts_are_used_for_every_beta_and_time_is_that_of_the_paper():
-    study = script("clustering")
     runs = study.tasks(study.Clustering(dims=(3,), betas=(1.0, 4.0), paths=2, n=5))
     one, four = runs["beta_1_d_003"], runs["beta_4_d_003"]
     np.testing.assert_array_equal(one["x0"], four["x0"])
@@ -85,10 +84,10 @@ def test_meeting_time_of_orthogonal_tokens_is_that_of_their_angle_equation():
 
     met.terminal = True  # type: ignore[attr-defined]
     path = solve_ivp(angle, (0, 100), [0.0], events=met, rtol=1e-10, atol=1e-12)
-    time = _clustering.meeting_time(beta, n, scale)
+    time = study.meeting_time(beta, n, scale)
     assert time == pytest.approx(path.t_events[0][0], rel=1e-7)
-    assert _clustering.meeting_beta(time, n, scale) == pytest.approx(beta, rel=1e-9)
-    assert math.isnan(_clustering.meeting_beta(0.1, n, scale))
+    assert study.meeting_beta(time, n, scale) == pytest.approx(beta, rel=1e-9)
+    assert math.isnan(study.meeting_beta(0.1, n, scale))
     x0, steps = np.eye(n), 400
     run = wflow.solve(
         x0,
@@ -106,28 +105,29 @@ def test_meeting_time_of_orthogonal_tokens_is_that_of_their_angle_equation():
 
 def test_frontier_is_the_last_crossing_of_one_half():
     betas = [1.0, 2.0, 4.0, 6.0]
-    assert _clustering.frontier(betas, np.array([1, 1, 0.75, 0.25])) == 5
-    assert _clustering.frontier([4.0, 1.0], np.array([0.0, 1.0])) == 2.5
-    assert math.isnan(_clustering.frontier(betas, np.zeros(4)))
-    assert math.isinf(_clustering.frontier(betas, np.ones(4)))
+    assert study.frontier(betas, np.array([1, 1, 0.75, 0.25])) == 5
+    assert study.frontier([4.0, 1.0], np.array([0.0, 1.0])) == 2.5
+    assert math.isnan(study.frontier(betas, np.zeros(4)))
+    assert math.isinf(study.frontier(betas, np.ones(4)))
 
 
 def test_orthogonal_tokens_within_the_scale_have_met_for_every_beta():
-    assert _clustering.meeting_time(3.0, 12, 2.0) == 0
-    assert math.isinf(_clustering.meeting_beta(5.0, 12, 2.0))
-    assert math.isinf(_clustering.meeting_beta(1e30, 12, 0.1))
+    assert study.meeting_time(3.0, 12, 2.0) == 0
+    assert math.isinf(study.meeting_beta(5.0, 12, 2.0))
+    assert math.isinf(study.meeting_beta(1e30, 12, 0.1))
 
 
 def test_growth_tells_an_exponential_from_a_power_of_beta():
     beta = np.array([1.0, 2.0, 3.0, 4.0])
     scatter = np.exp(0.01 * np.random.default_rng(0).standard_normal((4, 6)))
-    grown = _clustering.growth(beta, np.exp(1.5 * beta)[:, None] * scatter)
+    grown = study.growth(beta, np.exp(1.5 * beta)[:, None] * scatter)
     assert grown is not None and grown.exponential
-    assert grown.low < 1.5 < grown.high and grown.slope == pytest.approx(1.5, abs=0.02)
-    power = _clustering.growth(beta, beta[:, None] ** 3 * scatter)
-    assert power is not None and power.low > 0 and not power.exponential
+    low, high = grown.law.slope_ci
+    assert low < 1.5 < high and grown.law.slope == pytest.approx(1.5, abs=0.02)
+    power = study.growth(beta, beta[:, None] ** 3 * scatter)
+    assert power is not None and power.law.slope_ci[0] > 0 and not power.exponential
     never = np.where(beta[:, None] > 2, np.nan, scatter)
-    assert _clustering.growth(beta, never) is None
+    assert study.growth(beta, never) is None
 
 
 def test_causal_study_in_which_no_start_meets_says_so(tmp_path, monkeypatch, capsys, sketched):

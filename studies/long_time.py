@@ -17,19 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from _long_time import NAMES, figure, label, report
 from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, clusters, study, transport
-from wflow._core.checks import count_steps, positive, whole
+from wflow._core.checks import count_steps
 from wflow.analysis.fits import PowerLaw, mean_and_error, power_law
 from wflow.cli import guarded
 from wflow.heads import Frozen, OrnsteinUhlenbeck, Oscillating
+from wflow.plots.figure import PAGE, caption, grid, legend_below, spaced, style, time_axis
 from wflow.study import Finding
 from wflow.study.frame import Verdict
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from xarray import Dataset
 
 FloatArray = NDArray[np.float64]
@@ -38,6 +39,21 @@ SNAPSHOTS = 80  # intervals of time between snapshots
 RECORDS = 1000  # times at which the energy budget is recorded, about
 SLOPE = (-1.15, -0.85)  # of the plateau of G^2 over the head count: like 1/H
 THEOREM = "[MHT] Theorem 4.16"
+NAMES = {
+    "first": "G^2, mean of the first window of the tail (t >= T/2)",
+    "last": "G^2, mean of the last window",
+    "exponent": "p of the fit G^2 = c t^-p in the tail",
+    "exponent_low": "lower end of its 95 % interval",
+    "exponent_high": "upper end of its 95 % interval",
+    "power_integral": "int |mean dE/dt| dt over all times",
+    "power_integral_tail": "int |mean dE/dt| dt over the tail",
+    "power_late": "dE/dt by the heads, mean over the second half of the tail and the paths",
+    "power_late_error": "its standard error",
+    "dissipation_late": "dissipation, mean over the tail and the paths",
+    "dissipation_late_error": "its standard error",
+    "residual_late": "residual of the energy balance per unit time over the tail",
+    "w2_last": "W_2 between the last two snapshots",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,36 +62,26 @@ class LongTime(study.TokenFlags):
 
     n: study.Count | None = 60
     """Number of tokens; of digits or a FILE a random subset of that size."""
-    heads: int = 4
+    heads: study.Count = 4
     """Head count of the runs with frozen and with relaxing heads."""
-    noisy_heads: tuple[int, ...] = (4, 16, 64)
+    noisy_heads: study.Distinct[study.Count] = (4, 16, 64)
     """Head counts of the runs with noise."""
-    spread_heads: tuple[int, ...] = (2, 4, 16)
+    spread_heads: study.Distinct[study.Count] = (2, 4, 16)
     """Head counts of the runs with oscillating heads of spread phases."""
-    sigma2: study.Nonnegative = 2.0
+    sigma2: study.Positive = 2.0
     """Variance sigma^2 of the noise of the heads per unit time."""
     t_final: study.Positive = 200.0
-    """End time T."""
     dt: study.Positive = 0.05
     """Time step of the runs without noise, by rk4."""
-    noisy_dt: float = 0.01
+    noisy_dt: study.Positive = 0.01
     """Time step of the runs with noise, by euler."""
-    paths: study.Count = 32
+    paths: study.TwoOrMore = 32
     """Monte Carlo paths of the runs with noise; all share the initial tokens and heads."""
     out: study.Folder = Path("results/long_time")
-    """Folder for run files, summary and figures."""
 
     def check(self) -> None:
         super().check()
-        whole(self.heads, "--heads")
-        whole(self.paths, "--paths", 2, why="a standard error needs two")
-        positive(self.sigma2, "--sigma2")
-        for name in ("noisy-heads", "spread-heads"):
-            values = getattr(self, name.replace("-", "_"))
-            study.distinct(values, f"--{name}")
-            for count in values:
-                whole(count, f"--{name}")
-        for dt in (self.dt, positive(self.noisy_dt, "--noisy-dt")):
+        for dt in (self.dt, self.noisy_dt):
             if (steps := count_steps(self.t_final, dt)) < SNAPSHOTS:
                 raise InputError(
                     f"--t-final {self.t_final:g} is {steps} steps of {dt:g}: expected "
@@ -114,7 +120,7 @@ def tasks(flags: LongTime, x0: FloatArray) -> dict[str, dict[str, Any]]:
     return runs
 
 
-def collect(files: dict[str, Path], limits: Limits, flags: LongTime) -> "Dataset":
+def collect(flags: LongTime, files: dict[str, Path], limits: Limits) -> "Dataset":
     """The numbers of the runs, by name, and the series of W₂ between snapshots."""
 
     def measure(name: str) -> dict[str, Any]:
@@ -151,7 +157,7 @@ def collect(files: dict[str, Path], limits: Limits, flags: LongTime) -> "Dataset
     return table.drop_vars("path")
 
 
-def plateau(table: "Dataset", flags: LongTime) -> PowerLaw | None:
+def plateau(flags: LongTime, table: "Dataset") -> PowerLaw | None:
     """The plateau of G^2 against the head count of the runs with noise; None for one count."""
     if len(flags.noisy_heads) < 2:
         return None
@@ -160,11 +166,11 @@ def plateau(table: "Dataset", flags: LongTime) -> PowerLaw | None:
 
 
 def findings(
-    limits: Limits, table: "Dataset", fit: PowerLaw | None, flags: LongTime
+    flags: LongTime, table: "Dataset", limits: Limits, fit: PowerLaw | None
 ) -> list[Finding]:
     """What the runs say about the theorem, its converse, and the noise."""
     quiet = {name: limit for name, limit in limits.items() if limit.integrable == "yes"}
-    counter = [label(name, flags) for name, run in quiet.items() if run.verdict != "stationary"]
+    counter = [label(flags, name) for name, run in quiet.items() if run.verdict != "stationary"]
     text = f"{len(quiet) - len(counter)} of {len(quiet)} runs with integrable dE/dt are stationary"
     if counter:
         text += f"; not {', '.join(counter)}"
@@ -180,12 +186,10 @@ def findings(
         f"{THEOREM}, section 6", text,
         [relaxing.integrable == "yes", relaxing.verdict == "stationary"],
     )  # fmt: skip
-    return [theorem, relax, noise_finding(limits, table, fit, flags), oscillating(limits, flags)]
+    return [theorem, relax, of_noise(flags, table, limits, fit), of_oscillations(flags, limits)]
 
 
-def noise_finding(
-    limits: Limits, table: "Dataset", fit: PowerLaw | None, flags: LongTime
-) -> Finding:
+def of_noise(flags: LongTime, table: "Dataset", limits: Limits, fit: PowerLaw | None) -> Finding:
     noisy = {count: limits[f"noisy_{count:05d}"] for count in flags.noisy_heads}
     resting = [count for count, limit in noisy.items() if limit.verdict == "stationary"]
     moving = [count for count, limit in noisy.items() if limit.verdict == "not stationary"]
@@ -215,11 +219,11 @@ def noise_finding(
     )  # fmt: skip
 
 
-def oscillating(limits: Limits, flags: LongTime) -> Finding:
+def of_oscillations(flags: LongTime, limits: Limits) -> Finding:
     names = [name for name in limits if name.startswith(("common", "spread"))]
     moving = [name for name in names if limits[name].verdict == "not stationary"]
     text = "; ".join(
-        f"{label(name, flags)}: {limits[name].verdict}, last G^2 {limits[name].decay.mean[-1]:.1e}"
+        f"{label(flags, name)}: {limits[name].verdict}, last G^2 {limits[name].decay.mean[-1]:.1e}"
         for name in names
     )
     if "common" in moving and len(moving) < len(names):
@@ -230,20 +234,131 @@ def oscillating(limits: Limits, flags: LongTime) -> Finding:
     )  # fmt: skip
 
 
+# Tables and figures
+# ------------------
+
+COLOURS = {"frozen": "#000000", "relaxing": "#0072B2", "noisy": "#D55E00", "common": "#A0527F"}
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
+MARKS = "os^D"
+
+
+def label(flags: LongTime, name: str) -> str:
+    """What a run is called in tables and figures."""
+    kind, _, count = name.partition("_")
+    if kind == "frozen":
+        many = {"": flags.heads, "one": 1, "effective": flags.heads}[count]
+        return f"frozen, H = {many}" + (", effective" if count == "effective" else "")
+    names = {"relaxing": "relaxing", "noisy": "with noise", "common": "common phases"}
+    heads = int(count) if count else flags.heads
+    return f"{names.get(kind, 'spread phases')}, H = {heads}"
+
+
+def report(flags: LongTime, table: "Dataset", limits: Limits, fit: PowerLaw | None) -> str:
+    """The table of the runs, and what of the noise does not vanish."""
+    rows, noise = [], []
+    for name, limit in limits.items():
+        row, (low, high) = table.sel(run=name), limit.decay.exponent_ci
+        rows.append({
+            "heads": label(flags, name),
+            "G^2, first window": f"{float(row['first']):.2e}",
+            "last window": f"{float(row['last']):.2e}",
+            "p of t^-p": f"{limit.decay.exponent:.2f} ({low:.2f} to {high:.2f})",
+            "tokens": limit.verdict,
+            "int abs(dE/dt)": f"{limit.power_integral[0]:.3g}",
+            "of it in the tail": f"{limit.power_integral[1]:.1e}",
+            "integrable": limit.integrable,
+            "last W_2": f"{limit.w2_last:.1e}",
+        })  # fmt: skip
+    for count in flags.noisy_heads:
+        name = f"noisy_{count:05d}"
+        row = table.sel(run=name)
+        power, error = float(row["power_late"]), float(row["power_late_error"])
+        spent, spread = float(row["dissipation_late"]), float(row["dissipation_late_error"])
+        noise.append({
+            "H": f"{count}",
+            "G^2": study.mean_text(row["gradient_late"].values, ".3g"),
+            "power of the heads": f"{power:.3g} ± {error:.1g}",
+            "dissipation": f"{spent:.3g} ± {spread:.1g}",
+            "residual": f"{float(row['residual_late']):.2g}",
+            "integrable": limits[name].integrable,
+        })  # fmt: skip
+    slope = ""
+    if fit is not None:
+        low, high = fit.exponent_ci
+        slope = f"\n\nG^2 of the runs with noise: slope {fit.exponent:.3f} in log-log over H "
+        slope += f"({low:.3f} to {high:.3f})."
+    return (
+        f"T = {flags.t_final:g}; windows: eighths of the tail t >= T/2; dE/dt: the change of the "
+        "energy by the heads alone, weight_power + ito_power, mean over the paths.\n\n"
+        f"{study.markdown_table(rows)}\n\n"
+        "Heads with noise, per unit time, averages over t >= T/2 (power: t >= 3T/4) and "
+        f"{flags.paths} paths. In a steady state power + residual = dissipation; the residual is "
+        f"that of the scheme, first order in the step {flags.noisy_dt:g}:\n\n"
+        f"{study.markdown_table(noise)}{slope}"
+    )
+
+
+def figure(flags: LongTime, table: "Dataset", files: dict[str, Path], x0: FloatArray) -> "Figure":
+    """G^2, the integral of |dE/dt| and the speed of the cloud in W₂, over time, of all runs."""
+    labels_of = (
+        "Squared upper gradient $G^2$",
+        r"Change by the heads, $\int_0^t |\overline{\partial_s E}|\, ds$",
+        r"$W_2$ per unit time between snapshots",
+    )
+    with style():
+        drawing, axes = grid(1, 3, PAGE, 3.9)
+        seen: dict[str, int] = {}
+        for number, (name, file) in enumerate(files.items()):
+            kind = name.partition("_")[0]
+            k = seen[kind] = seen.get(kind, -1) + 1
+            look = {
+                "color": COLOURS.get(kind, "#009E73"), "linestyle": DASHES[k % 4],
+                "marker": MARKS[k % 4], "linewidth": 1.0, "markersize": 3.0,
+            }  # fmt: skip
+            with wflow.open(file) as run:
+                time = run["time"].values
+                gradient, error = mean_and_error(run["upper_gradient_sq"].values, axis=0)
+                power = np.abs((run["weight_power"] + run["ito_power"]).mean("path").values)
+            steps = np.diff(time) * (power[1:] + power[:-1]) / 2
+            total = np.append(0.0, np.cumsum(steps))
+            speed = table["w2_speed"].sel(run=name).values
+            series = ((time, gradient), (time, total), (table["snapshot"].values, speed))
+            for axis, (t, values) in zip(axes[0], series, strict=True):
+                shown = np.where(values > 0, values, np.nan)
+                axis.plot(t, shown, label=label(flags, name).replace("H =", "$H$ ="),
+                          markevery=spaced(len(t), 5, number, len(files)), **look)  # fmt: skip
+            if np.isfinite(error).all():
+                low = np.maximum(gradient - error, 1e-300)
+                axes[0, 0].fill_between(time, low, gradient + error, color=look["color"], alpha=0.2,
+                                        linewidth=0)  # fmt: skip
+        for axis, text in zip(axes[0], labels_of, strict=True):
+            axis.set(yscale="log", ylabel=text)
+            time_axis(axis)
+        axes[0, 0].set_ylim(bottom=1e-10)
+        axes[0, 1].set_ylim(bottom=0.1)
+        axes[0, 2].set_ylim(bottom=1e-5)
+        legend_below(drawing, axes[0, 0], 3)
+        n, d = x0.shape
+        caption(
+            drawing,
+            f"$n$ = {n}, $d$ = {d}, softmax (one run effective), descent; with noise: mean over "
+            f"{flags.paths} paths, band: ± standard error",
+        )
+    return drawing
+
+
 def main() -> int:
     flags = study.command_line(LongTime, __doc__)
     with study.session("long_time", flags) as session:
         x0 = flags.cloud()
         files = session.solve(tasks(flags, x0))
         limits = {name: clusters.omega_limit(file) for name, file in files.items()}
-        table = collect(files, limits, flags)
-        fit = plateau(table, flags)
+        table = collect(flags, files, limits)
+        fit = plateau(flags, table)
         session.finish(
-            table=table,
-            text=report(table, limits, fit, flags),
-            findings=findings(limits, table, fit, flags),
-            figures={"long_time": figure(files, table, flags, x0)},
-        )
+            table, report(flags, table, limits, fit), findings(flags, table, limits, fit),
+            {"long_time": figure(flags, table, files, x0)},
+        )  # fmt: skip
     return 0
 
 

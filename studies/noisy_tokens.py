@@ -12,42 +12,46 @@ and regain their order at the diffusion and by the amount that the stationary eq
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from _noisy_tokens import STARTS, expected_order, listed, order_figure, order_of, report, uniformity
 from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, stationary, study
-from wflow._core.checks import count_steps, positive, whole
+from wflow._core.checks import count_steps, whole
 from wflow.analysis.fits import mean_and_error
 from wflow.cli import guarded
 from wflow.heads import Frozen, OrnsteinUhlenbeck
+from wflow.plots.figure import PAGE, grid, shade, style, time_axis
 from wflow.study import Finding, FlowName
 from wflow.study.frame import Verdict
 
 if TYPE_CHECKING:
     import xarray as xr
+    from matplotlib.figure import Figure
 
 LEVEL = 0.01  # of the Kolmogorov-Smirnov tests together
 RESOLVED = 0.25  # error of a ratio of residuals beyond which halving is not resolved
 FLUCTUATION = 0.3  # share of the fluctuations of n tokens by which they may be off
 BUDGET = ("edi_residual", "work_diffusion", "martingale_tokens")
+THEORY = "docs/theory/stationary.md"
+STARTS = ("uniform", "cluster")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyTokens(study.Flags):
     """Flags of this study."""
 
-    n: study.Count = 500
+    n: Annotated[int, study.Checked(partial(whole, least=20))] = 500
     """Number of tokens of the ordering runs; those of the energy budget take a tenth of them."""
     d: study.Dimension = 3
     """Dimension: tokens live on the sphere S^(d-1)."""
-    beta: float = 2.0
+    beta: study.Positive = 2.0
     """The head of the ordering runs is D = beta I."""
-    ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9, 1.1, 1.5, 2.0)
+    ratios: study.Distinct[study.Positive] = (0.25, 0.5, 0.75, 0.9, 1.1, 1.5, 2.0)
     """Diffusions kappa of the ordering runs, in units of the critical one."""
     flow: FlowName = "softmax"
     """Softmax attention, attention without denominator, or flow of the effective mobility."""
@@ -57,32 +61,21 @@ class NoisyTokens(study.Flags):
     """End of the ordering runs, in units of 1/((d - 1) critical kappa)."""
     dt: study.Positive = 0.02
     """Time step of the ordering runs, in the same units."""
-    ledger_paths: int = 800
+    ledger_paths: study.TwoOrMore = 800
     """Monte Carlo paths of the runs that measure the energy balance."""
-    ledger_heads: int = 4
+    ledger_heads: study.Count = 4
     """Heads of these runs, Ornstein-Uhlenbeck about the identity with sigma^2 = 2."""
-    ledger_kappa: float = 0.5
+    ledger_kappa: study.Positive = 0.5
     """Diffusion of these runs."""
-    ledger_t: float = 0.8
+    ledger_t: study.Positive = 0.8
     """End of these runs; their steps are a 50th, a 100th and a 200th of it."""
     out: study.Folder = Path("results/noisy_tokens")
-    """Folder for run files, summary and figures."""
 
     def check(self) -> None:
         super().check()
-        whole(self.n, "--n", 20)
-        whole(self.d, "--d", 2, why="tokens live on the sphere S^(d-1)")
-        whole(self.ledger_paths, "--ledger-paths", 2, why="a standard error needs two")
-        whole(self.ledger_heads, "--ledger-heads")
-        for name in ("beta", "ledger_kappa", "ledger_t"):
-            positive(getattr(self, name), "--" + name.replace("_", "-"))
-        study.distinct(self.ratios, "--ratios")
-        for ratio in self.ratios:
-            positive(ratio, "--ratios")
         if self.t_final < 2 * self.dt:
             least = f"two steps --dt of {self.dt:g} or more"
             raise InputError(f"--t-final is {self.t_final:g}: expected {least}")
-        count_steps(self.t_final, self.dt)
 
     @property
     def critical(self) -> float:
@@ -173,18 +166,52 @@ def ordering(flags: NoisyTokens, files: dict[str, Path]) -> "xr.Dataset":
     return table.assign(theory=("ratio", theory, {"long_name": "order parameter expected"}))
 
 
+def order_of(file: Path) -> tuple[NDArray, NDArray]:
+    """Times and order parameters (paths, times) of a run, freed of their bias for finite n.
+
+    The mean of <x_i, x_j> over pairs of different tokens is (n |mean token|^2 - 1)/(n - 1), and
+    estimates the square of the order parameter.
+    """
+    with wflow.open(file) as run:
+        n = run.sizes["token"]
+        mean = run["tokens"].mean("token").values
+        square = (n * np.einsum("pta,pta->pt", mean, mean) - 1) / (n - 1)
+        return run["snapshot"].values, square
+
+
+def expected_order(flags: NoisyTokens, ratio: float) -> float:
+    """Order of the stationary law; above the critical diffusion, that of n tokens' fluctuations.
+
+    The mean token m of n tokens in the uniform law follows an Ornstein-Uhlenbeck process of rate
+    (d - 1)(kappa - critical) and E |m|^2 = (1/n) kappa/(kappa - critical).
+    """
+    if ratio <= 1:
+        return stationary.stationary_order(flags.beta, flags.d, ratio * flags.critical, flags.flow)
+    return float(min(1.0, 1 / np.sqrt((flags.n - 1) * (ratio - 1))))
+
+
+def uniformity(file: Path) -> tuple[float, float]:
+    """Smallest p-value of Kolmogorov-Smirnov tests of every coordinate, times their number."""
+    from scipy.stats import beta, kstest
+
+    with wflow.open(file) as run:
+        tokens = run["tokens"].values[0, -1]
+    d = tokens.shape[1]
+    law = beta((d - 1) / 2, (d - 1) / 2)  # of (1 + x_k)/2 for a uniform token
+    tests = [kstest((1 + tokens[:, k]) / 2, law.cdf) for k in range(d)]
+    return min(1.0, d * min(t.pvalue for t in tests)), max(t.statistic for t in tests)
+
+
 def findings(
     flags: NoisyTokens, ks: tuple[float, float], budget: "xr.Dataset", order: "xr.Dataset"
 ) -> list[Finding]:
     """The three predictions and what came out of each."""
     pvalue, distance = ks
     first = Finding.decided(
-        "without interaction (H = 1, D = 0) the stationary law is uniform",
-        "docs/theory/stationary.md",
+        "without interaction (H = 1, D = 0) the stationary law is uniform", THEORY,
         f"Kolmogorov-Smirnov distance at most {distance:.3g} over the coordinates, p = "
-        f"{pvalue:.2g} (level {LEVEL:g})",
-        pvalue > LEVEL,
-    )
+        f"{pvalue:.2g} (level {LEVEL:g})", pvalue > LEVEL,
+    )  # fmt: skip
     residual, error = budget["edi_residual"].values, budget["edi_residual_error"].values
     ratio = residual[1:] / residual[:-1]
     spread = np.abs(ratio) * np.hypot(error[1:] / residual[1:], error[:-1] / residual[:-1])
@@ -201,43 +228,120 @@ def findings(
         "the balance closes in expectation, with a residual that halves with dt",
         "Itô's formula, docs/theory/energy.md",
         f"residual {listed(residual, error)}; ratios {listed(ratio, spread)}"
-        + ("" if resolved else ": too few paths"),
-        verdict,
-    )
+        + ("" if resolved else ": too few paths"), verdict,
+    )  # fmt: skip
     mean = order["order"].mean("path").values  # (start, ratio)
     gap = np.abs(mean - order["theory"].values).max(axis=0)
     # Above the critical diffusion the order expected is small itself: compare with its size.
     theory, ratios = order["theory"].values, order["ratio"].values
     close = gap < np.where(ratios > 1, np.minimum(0.05, FLUCTUATION * theory), 0.05)
-    outside = ratios[~close]
-    at = ", ".join(f"{r:g}" for r in outside)
+    at = ", ".join(f"{r:g}" for r in ratios[~close])
     within = f"order parameter within {gap[close].max(initial=0.0):.2g} of theory for both starts"
     beyond = f"at kappa = {at} critical off by up to {gap.max():.2g}"
     third = Finding.decided(
         "tokens order below the critical diffusion, as much as the stationary law does, and above "
-        "it only by the fluctuations of n tokens",
-        "docs/theory/stationary.md",
-        within if close.all() else f"{within}, but {beyond}" if close.any() else beyond,
-        close,
-    )
+        "it only by the fluctuations of n tokens", THEORY,
+        within if close.all() else f"{within}, but {beyond}" if close.any() else beyond, close,
+    )  # fmt: skip
     return [first, second, third]
+
+
+# Tables and figures
+# ------------------
+
+
+def listed(values: NDArray, errors: NDArray) -> str:
+    """Write values with their errors in a line."""
+    return ", ".join(f"{v:.2g} ± {e:.1g}" for v, e in zip(values, errors, strict=True))
+
+
+def report(flags: NoisyTokens, budget: "xr.Dataset", order: "xr.Dataset") -> str:
+    """Write the two tables."""
+    cells = {"dt": [f"{dt:g}" for dt in budget["dt"].values]}
+    titles = {"energy_change": "E(T) - E(0)", "work_diffusion": "diffusion of tokens"}
+    titles |= {"martingale_tokens": "martingale of tokens", "edi_residual": "residual"}
+    for name, title in titles.items():
+        pairs = zip(budget[name].values, budget[f"{name}_error"].values, strict=True)
+        cells[title] = [f"{mean:.4f} ± {error:.1g}" for mean, error in pairs]
+    mean = order["order"].mean("path")
+    columns = {"kappa / critical": [f"{r:g}" for r in flags.ratios]}
+    for start in STARTS:
+        columns[f"from {start}"] = [f"{v:.3f}" for v in mean.sel(start=start).values]
+    columns["theory"] = [f"{v:.3f}" for v in order["theory"].values]
+    return (
+        f"Energy balance, {flags.ledger_heads} Ornstein-Uhlenbeck heads, n = {flags.n // 10}, "
+        f"d = {flags.d}, kappa = {flags.ledger_kappa:g}, T = {flags.ledger_t:g}, mean ± standard "
+        f"error over {flags.ledger_paths} paths:\n\n{study.markdown_table(cells)}\n\n"
+        f"Order parameter, one head D = {flags.beta:g} I, ascent, {flags.flow}, n = {flags.n}, "
+        f"d = {flags.d}, mean over t >= T/2 and {flags.paths} paths; critical kappa "
+        f"{flags.critical:.4f}:\n\n{study.markdown_table(columns)}"
+    )
+
+
+def order_figure(flags: NoisyTokens, order: "xr.Dataset", files: dict[str, Path]) -> "Figure":
+    """Order parameter against diffusion with the theory's curve, and over time."""
+    from matplotlib.lines import Line2D
+
+    with style():
+        figure, axes = grid(1, 2, PAGE, 2.8)
+        left, right = axes.flat
+        for low, high, dash, label in (
+            (min(flags.ratios), min(1.0, max(flags.ratios)), "-", "stationary law"),
+            (max(1.05, min(flags.ratios)), max(flags.ratios), "--", "fluctuations of $n$ tokens"),
+        ):
+            if low < high:
+                span = np.linspace(low, high, 60)
+                curve = [expected_order(flags, r) for r in span]
+                left.plot(span, curve, color="0.4", linestyle=dash, label=label)
+        left.axvline(1.0, color="0.7", linewidth=0.8, linestyle=":")
+        looks = {"uniform": ("o", "#0072B2", 7.5), "cluster": ("s", "#D55E00", 4.0)}
+        for start, (marker, ink, size) in looks.items():
+            values = order["order"].sel(start=start)
+            error = values.std("path", ddof=1) / np.sqrt(flags.paths) if flags.paths > 1 else None
+            left.errorbar(
+                flags.ratios, values.mean("path"), yerr=error, fmt=marker, color=ink,
+                markerfacecolor="none", markersize=size, capsize=2, label=f"from {start}",
+            )  # fmt: skip
+        left.set(xlabel=r"Diffusion $\kappa$ / critical $\kappa$", ylabel="Order parameter")
+        left.set_ylim(-0.03, 1.03)
+        left.legend(loc="upper right", handlelength=2.4)
+        left.set_title(
+            rf"{flags.flow}, ascent, $D = {flags.beta:g}\, I$, $n$ = {flags.n}, $d$ = {flags.d}"
+        )
+        for k, ratio in enumerate(flags.ratios):
+            colour = shade(k, len(flags.ratios))
+            for start, line in zip(STARTS, ("-", "--"), strict=True):
+                times, square = order_of(files[f"ratio_{ratio:g}_from_{start}"])
+                mean = np.sqrt(np.maximum(square.mean(axis=0), 0.0))
+                name = f"{ratio:g}" if start == "uniform" else None
+                right.plot(times, mean, color=colour, linestyle=line, linewidth=1, label=name)
+                if len(square) > 1:
+                    error = square.std(axis=0, ddof=1) / np.sqrt(len(square))
+                    ends = square.mean(axis=0) + np.outer((-1, 1), error)
+                    right.fill_between(times, *np.sqrt(np.maximum(ends, 0.0)), color=colour,
+                                       alpha=0.15, linewidth=0)  # fmt: skip
+        right.set(ylim=(-0.03, 1.03), ylabel="Order parameter")
+        time_axis(right)
+        right.set_title(f"Mean of {flags.paths} paths; band: ± standard error")
+        handles, names = right.get_legend_handles_labels()
+        for start, line in zip(STARTS, ("-", "--"), strict=True):
+            look: dict[str, Any] = {"color": "0.35", "linestyle": line, "linewidth": 1}
+            handles.append(Line2D([], [], **look))
+            names.append(f"from {start}")
+        figure.legend(handles, names, title=r"$\kappa$ / critical", loc="outside right upper")
+    return figure
 
 
 def main() -> int:
     flags = study.command_line(NoisyTokens, __doc__)
     with study.session("noisy_tokens", flags) as session:
-        ordering_tasks = ordering_runs(flags)
-        files = session.solve(uniform_runs(flags) | budget_runs(flags) | ordering_tasks)
+        files = session.solve(uniform_runs(flags) | budget_runs(flags) | ordering_runs(flags))
         steps = {flags.ledger_t / k: files[f"ledger_{k:03d}"] for k in (50, 100, 200)}
         budget, order = balances(steps), ordering(flags, files)
         ks = uniformity(files["brownian"])
+        figures = {"order": order_figure(flags, order, files)}
         with wflow.open(files["ledger_200"]) as run:
-            from wflow.plots import energy_balance
-
-            figures = {
-                "energy_balance": energy_balance(run),
-                "order": order_figure(flags, order, files),
-            }
+            figures["energy_balance"] = wflow.plots.energy_balance(run)
         table = budget.merge(order).assign(
             uniformity_pvalue=((), ks[0], {"long_name": "p-value of the uniform law, D = 0"})
         )

@@ -130,6 +130,7 @@ REFUSED = {
         "--d 4": "give --no-equation",
         "--beta 7": "above 6",
         "--n 3": "--n is 3",
+        "--ratios 0.5 0.8": "above 1.3",
     },
     "point_clouds": {
         "--only best": "--only",

@@ -45,13 +45,12 @@ def test_the_study_finds_where_the_transition_jumps(
 def test_the_equation_loses_its_stability_on_the_circle_too(tmp_path, cases) -> None:
     if not cases(0, 1):
         pytest.skip("with --long")
-    parts, study = script("_phase_transition"), script("phase_transition")
-    flags = study.PhaseTransition(d=2)
-    files = {}
-    for name, task in parts.growth_runs(flags, parts.Setup(cells=16)).items():
+    study, files = script("phase_transition"), {}
+    flags = study.PhaseTransition(d=2, cells=16)
+    for name, task in study.growth_runs(flags).items():
         files[name] = tmp_path / f"{name}.h5"
         wflow.meanfield.solve(**task, compute=Compute(threads=1), out=files[name]).close()
-    found = parts.criticals(flags, files)
+    found = study.criticals(flags, files)
     assert (abs(found["critical_equation"] - 1) < found["critical_error"] + 0.01).all()
 
 
@@ -88,27 +87,25 @@ def _table(order, theory) -> xr.Dataset:
 
 def test_hysteresis_that_is_not_there_is_not_confirmed() -> None:
     study = script("phase_transition")
-    theory = [[0.0, 0.0], [0.0, 0.8]]
-    seen = [f.verdict for f in study.of_runs(study.Setup(), _table(theory, theory))]
+    flags, theory = study.PhaseTransition(), [[0.0, 0.0], [0.0, 0.8]]
+    seen = [f.verdict for f in study.of_runs(flags, _table(theory, theory))]
     assert seen == ["confirmed", "confirmed", "confirmed"]
-    lost = [
-        f.verdict for f in study.of_runs(study.Setup(), _table([[0.0, 0.0], [0.0, 0.1]], theory))
-    ]
+    lost = [f.verdict for f in study.of_runs(flags, _table([[0.0, 0.0], [0.0, 0.1]], theory))]
     assert lost == ["confirmed", "confirmed in part", "confirmed in part"]
 
 
 def test_an_equation_that_has_not_come_to_rest_decides_nothing() -> None:
     study = script("phase_transition")
-    theory = [[0.0, 0.0], [0.0, 0.8]]
+    flags, theory = study.PhaseTransition(), [[0.0, 0.0], [0.0, 0.8]]
     table = _table(theory, theory)
     still = xr.zeros_like(table["theory"])
     table = table.assign(equation=table["theory"], equation_change=still)
-    assert study.of_runs(study.Setup(), table)[3].verdict == "confirmed"
+    assert study.of_runs(flags, table)[3].verdict == "confirmed"
     moving = still.copy()
     moving[0, 0, 0] = 0.1
     table = table.assign(equation_change=moving)
-    assert study.of_runs(study.Setup(), table)[3].verdict == "inconclusive"
+    assert study.of_runs(flags, table)[3].verdict == "inconclusive"
     off = table["theory"].copy()
     off[1, 1, 0] = 0.5
-    wrong = study.of_runs(study.Setup(), table.assign(equation=off))[3]
+    wrong = study.of_runs(flags, table.assign(equation=off))[3]
     assert wrong.verdict == "confirmed in part"

@@ -16,7 +16,7 @@ SMALL = ["--preset", "smoke", "--threads", "1"]
 
 @pytest.mark.parametrize("mass", [0.5, 0.25])
 def test_two_clusters_close_at_the_speed_of_their_law(mass) -> None:
-    parts = script("_metastability")
+    parts = script("metastability")
     beta, angle = 3.0, 1.7
     x = np.repeat(parts.arc(angle, 3), [round(8 * mass), round(8 * (1 - mass))], axis=0)
     short = 1e-4
@@ -30,7 +30,7 @@ def test_two_clusters_close_at_the_speed_of_their_law(mass) -> None:
 
 
 def test_the_lifetime_grows_at_the_rate_of_its_angle() -> None:
-    parts = script("_metastability")
+    parts = script("metastability")
     times = np.array([beta * parts.lifetime(2.0, beta) for beta in (30.0, 31.0)])
     assert np.log(times[1] / times[0]) == pytest.approx(1 - math.cos(2.0), abs=2e-3)
     # Half of the energy has risen at the angle where the lifetime ends.
@@ -41,7 +41,7 @@ def test_the_lifetime_grows_at_the_rate_of_its_angle() -> None:
 
 @pytest.mark.parametrize("angle", [1.0, 2.0])
 def test_the_lifetime_is_that_of_the_theory_for_large_beta(angle) -> None:
-    parts = script("_metastability")
+    parts = script("metastability")
     beta, square = 80.0, math.sin(angle) ** 2
     first = math.exp(beta * (1 - math.cos(angle))) / (2 * beta * square)
     second = 1 + 2 * math.cos(angle) / (beta * square)
@@ -51,14 +51,14 @@ def test_the_lifetime_is_that_of_the_theory_for_large_beta(angle) -> None:
 
 
 def test_nearly_opposite_clusters_live_as_long_as_the_theory_says() -> None:
-    parts, beta = script("_metastability"), 10.0
+    parts, beta = script("metastability"), 10.0
     longer = parts.lifetime(math.pi - 1e-6, beta) - parts.lifetime(math.pi - 1e-4, beta)
     assert longer == pytest.approx(math.exp(2 * beta) / 2 * math.log(100), rel=1e-4)
 
 
 def lifetimes(**changes) -> xr.Dataset:
     """A table in which everything is as the theory has it."""
-    parts, start = script("_metastability"), np.arange(6)
+    parts, start = script("metastability"), np.arange(6)
     betas, kappas = np.array([4.0, 6, 8, 10]), np.array([0.004, 0.002])
     known = np.array([parts.lifetime(2.0, beta) for beta in betas])
     one = np.exp(1.4 * betas)[:, None] * (1 + 0.1 * start)
@@ -115,7 +115,7 @@ def test_lifetimes_within_the_spacing_of_the_records_are_the_same() -> None:
 
 
 def test_a_level_is_crossed_where_values_stay_above_it() -> None:
-    parts = script("_metastability")
+    parts = script("metastability")
     times = np.arange(5.0)
     assert parts.crossing(times, np.array([0.0, 2, 0, 1, 2]), 0.5) == 2.5
     assert math.isnan(parts.crossing(times, np.zeros(5), 0.5))

@@ -29,21 +29,24 @@ of the averaged head D = mean_h D_h decides on the clusters. Softmax attention, 
 import math
 import sys
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
-from _spectrum import figure, report
 
 import wflow
 from wflow import InputError, clusters, study
-from wflow._core.checks import count_steps, positive, whole
+from wflow._core.checks import whole
 from wflow.cli import guarded
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating
+from wflow.plots.figure import PAGE, grid, style
 from wflow.study import Finding
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from xarray import Dataset
 
 
@@ -98,46 +101,32 @@ SMALL = 0.1  # sin^2 up to which the formula, a first order, is tested
 class Spectrum(study.Flags):
     """Flags of this study."""
 
-    dims: tuple[int, ...] = (3, 4, 8, 16)
+    dims: study.Distinct[Annotated[int, study.Checked(partial(whole, least=3))]] = (3, 4, 8, 16)
     """Dimensions d."""
-    heads: tuple[study.Count, ...] = (1, 4, 16)
+    heads: study.Distinct[study.Count] = (1, 4, 16)
     """Head counts H."""
-    starts: int = 8
+    starts: study.TwoOrMore = 8
     """Draws of tokens and heads of every case."""
-    n: study.Count = 64
+    n: study.TwoOrMore = 64
     """Number of tokens."""
-    strength: float = 4.0
+    strength: study.Positive = 4.0
     """Eigenvalue L of the mean M."""
-    variance: float = 1.0
+    variance: study.Positive = 1.0
     """Variance v of the diagonal of the heads around M; half of it off the diagonal."""
-    rates: tuple[float, float] = (1.0, 16.0)
+    rates: tuple[study.Positive, study.Positive] = (1.0, 16.0)
     """Rates of the slow and of the fast Ornstein-Uhlenbeck heads."""
-    scale: float = 0.2
+    scale: study.Angle = 0.2
     """Geodesic distance, in radians, up to which two tokens are linked."""
     paths: tyro.conf.Suppress[int] = 1
     t_final: study.Positive = 30.0
     """End time T, more than a period of 2 pi."""
     dt: study.Positive = 0.02
-    """Time step."""
     out: study.Folder = Path("results/spectrum")
-    """Folder for run files, summary and figures."""
 
     def check(self) -> None:
         super().check()
-        for name, least in (("dims", 3), ("heads", 1)):
-            study.distinct(getattr(self, name), f"--{name}")
-            for value in getattr(self, name):
-                whole(value, f"--{name}", least)
-        whole(self.starts, "--starts", 2, why="an interval needs two")
-        whole(self.n, "--n", 2, why="one token is alone")
-        for name in ("strength", "variance", "rates", "scale"):
-            for value in np.atleast_1d(getattr(self, name)).tolist():
-                positive(value, f"--{name}")
-        if self.scale >= math.pi:
-            raise InputError(f"--scale is {self.scale:g}: expected radians, between 0 and pi")
         if self.t_final <= 2 * math.pi:
             raise InputError(f"--t-final is {self.t_final:g}: expected more than a period, 2 pi")
-        count_steps(self.t_final, self.dt)
 
     def mean(self, case: Case, d: int) -> np.ndarray:
         """The mean M of the heads, (d, d)."""
@@ -317,6 +306,88 @@ def of_pairs(flags: Spectrum, table: "Dataset") -> list[Finding]:
     return [Finding.decided(claim, THEORY, text, single > double, known=apart), at_rest]
 
 
+# Tables and figures
+# ------------------
+
+ALIGNMENTS = (
+    ("one", "present"), ("two", "present"), ("all", "present"), ("none", "present"),
+    ("none", "weighted"),
+    ("minus, descent", "present"), ("one", "lasting"), ("slow", "lasting"), ("fast", "lasting"),
+    ("common", "present"), ("common", "lasting"), ("spread", "present"),
+)  # fmt: skip
+SEEN = {"present": "D", "lasting": "its mean", "weighted": "weighted mean"}
+
+
+def report(flags: Spectrum, table: "Dataset") -> str:
+    """Numbers of clusters and alignments, by case, dimension and head count."""
+    many = max(flags.heads)
+    counts = [
+        {"case": name}
+        | {
+            f"d = {d}": counts_text(table["count"].sel(case=name, d=d, heads=many))
+            for d in flags.dims
+        }
+        for name in table["case"].values
+    ]
+    aligned = [
+        {"case": name, "eigenvector of": SEEN[which], "H": str(H)}
+        | {
+            f"d = {d}": study.mean_text(table[which].sel(case=name, d=d, heads=H), ".3f", ".3f")
+            for d in flags.dims
+        }
+        for name, which in ALIGNMENTS
+        for H in flags.heads
+    ]
+    return (
+        f"Starts by the number of clusters that hold 0.9 of the tokens, H = {many}:\n\n"
+        f"{study.markdown_table(counts)}\n\ncos^2 of the largest cluster and the leading "
+        "eigenvector of s D, or of its mean: M, and of oscillating heads that over a period; "
+        "weighted means have the weights r_h of two opposite clusters:\n\n"
+        f"{study.markdown_table(aligned)}"
+    )
+
+
+def counts_text(values: Any) -> str:
+    """Return how many starts have which number of clusters: "7 x 2, 1 x 3"."""
+    found, times = np.unique(values, return_counts=True)
+    if len(found) > 3:
+        return f"{int(found[0])} to {int(found[-1])}"
+    return ", ".join(f"{t} x {int(f)}" for f, t in zip(found, times, strict=True))
+
+
+def figure(flags: Spectrum, table: "Dataset") -> "Figure":
+    """Eigenvectors that one and two clusters see, and misalignment against its formula."""
+    d = np.array(flags.dims)
+    several = table.sel(case="none", heads=[H for H in flags.heads if H > 1])
+    with style():
+        drawn, axes = grid(1, 2, PAGE, 3.1)
+        left, right = axes.flat
+        for marker, count, name in (("o", 1, "one cluster"), ("^", 2, "two clusters")):
+            chosen = several["count"].values == count
+            shown = (several[which].values[chosen] for which in ("present", "weighted"))
+            left.plot(*shown, marker, markerfacecolor="none", label=name)
+        left.set(
+            xlabel=r"$\cos^2$ with the eigenvector of $H^{-1} \Sigma_h D_h$",
+            ylabel=r"$\cos^2$ with that of $H^{-1} \Sigma_h r_h D_h$",
+            xlim=(-0.03, 1.03), ylim=(-0.03, 1.03),
+        )  # fmt: skip
+        left.legend(loc="lower left")
+        for marker, law in zip("os^", ("one", "slow", "fast"), strict=True):
+            off = 1 - table["lasting"].sel(case=law).mean("start").values  # (d, heads)
+            known = misalignment(flags, law, d[:, None], np.array(flags.heads))
+            right.loglog(
+                known.ravel(), off.ravel(), marker, label="frozen" if law == "one" else law
+            )
+        ends = np.array(right.get_xlim())
+        right.plot(ends, ends, "k:", linewidth=1)
+        right.set(
+            xlabel=r"$(d - 1)\, v / (2 H L (L + r))$",
+            ylabel=r"$\sin^2$ of cluster and eigenvector of $M$",
+        )
+        right.legend()
+    return drawn
+
+
 def main() -> int:
     flags = study.command_line(Spectrum, __doc__)
     labels = {
@@ -325,10 +396,7 @@ def main() -> int:
     }  # fmt: skip
     names = {
         (name, d, H, k): f"{name.replace(', ', '_')}_d{d:03d}_H{H:03d}_{k:03d}"
-        for name in CASES
-        for d in flags.dims
-        for H in flags.heads
-        for k in range(flags.starts)
+        for name, d, H, k in product(CASES, flags.dims, flags.heads, range(flags.starts))
     }
     with study.session("spectrum", flags) as session:
         files = session.solve({names[key]: task(flags, *key) for key in names})
@@ -337,16 +405,8 @@ def main() -> int:
                 labels, lambda *key: measure(flags, files[names[key]], key[0]), NAMES,
                 advance=advance,
             )  # fmt: skip
-        session.finish(
-            table=table,
-            text=report(flags, table),
-            findings=[
-                *of_clusters(flags, table),
-                *of_motion(flags, table),
-                *of_pairs(flags, table),
-            ],
-            figures={"clusters": figure(flags, table, misalignment)},
-        )
+        found = [*of_clusters(flags, table), *of_motion(flags, table), *of_pairs(flags, table)]
+        session.finish(table, report(flags, table), found, {"clusters": figure(flags, table)})
     return 0
 
 

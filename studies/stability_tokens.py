@@ -10,6 +10,7 @@ compared with C exp(int_0^t L ds) W₂(0), L from the norms of the heads
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, Theorem 5.1, Remark 5.2.
 """
 
+import math
 import sys
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,28 +19,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import tyro
-from _stability import COSTS, DIRECTIONS, WEIGHTS, growth_figure, mean_constant, rate_figure
-from _stability import report as tokens_report
+from _stability import ComparedFlows, Perturbation
 from numpy.typing import NDArray
 
 import wflow
-from wflow import InputError, SaveAt, fits, stability, study
-from wflow._core.checks import count_steps, number, positive, whole
+from wflow import SaveAt, fits, stability, study
 from wflow.cli import guarded
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
+from wflow.plots.figure import PAGE, caption, grid, log_axis, shade, spaced, style, time_axis
 from wflow.sphere import normalise, project
-from wflow.study import Finding, FlowName
+from wflow.study import Finding
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from xarray import Dataset
 
 FloatArray = NDArray[np.float64]
 
-SMALLEST = 1e-7  # perturbation of which rounding leaves the digits that rates need
+WEIGHTS = ("frozen", "ornstein-uhlenbeck")
+DIRECTIONS = ("ascent", "descent")
+COSTS: tuple[stability.Cost, ...] = ("chordal", "geodesic")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StabilityTokens(study.TokenFlags):
+class StabilityTokens(ComparedFlows):
     """Flags of this study."""
 
     tokens: Annotated[
@@ -50,47 +53,18 @@ class StabilityTokens(study.TokenFlags):
             "cross-polytope, part slowly."
         ),
     ] = "clusters"
-    n: study.Count | None = 100
-    """Number of tokens; of digits or a FILE a random subset of that size."""
-    heads: int = 8
+    heads: study.Count = 8
     """Number of heads H."""
-    sizes: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8)
+    sizes: study.Compared[study.Positive] = (0.05, 0.1, 0.2, 0.4, 0.8)
     """Sizes of the weights: factors of all heads, 1 for those of [MHT] section 6."""
-    eps: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
+    eps: study.Distinct[Perturbation] = (1e-3, 1e-2, 1e-1)
     """Sizes of the perturbation: root mean square distance by which the tokens are moved."""
-    paths: study.Count = 8
+    paths: study.TwoOrMore = 8
     """Perturbations of each size; odd ones turn the whole cloud, even ones move each token by
     itself. Each has its own noise of the heads."""
-    sigma2: study.Nonnegative = 2.0
-    """Variance sigma^2 of the noise of the Ornstein-Uhlenbeck heads per unit time, at size 1."""
-    flow: FlowName = "softmax"
-    """Softmax attention, attention without denominator, or flow of the effective mobility."""
     t_final: study.Positive = 4.0
-    """End time T."""
     dt: study.Positive = 0.02
-    """Time step."""
-    times: int = 20
-    """Number of times, after the start, at which W₂ is computed."""
     out: study.Folder = Path("results/stability_tokens")
-    """Folder for run files, summary and figures."""
-
-    def check(self) -> None:
-        super().check()
-        whole(self.heads, "--heads")
-        whole(self.paths, "--paths", 2, why="an interval needs two")
-        number(self.sigma2, "--sigma2", least=0.0)
-        for name, values, least in (("--sizes", self.sizes, 2), ("--eps", self.eps, 1)):
-            study.distinct(values, name, least)
-            for value in values:
-                positive(value, name)
-        if min(self.eps) < SMALLEST:
-            raise InputError(f"--eps has {min(self.eps):g}: expected {SMALLEST:g} or more")
-        steps = count_steps(self.t_final, self.dt)
-        if whole(self.times, "--times") > steps:
-            raise InputError(f"--times is {self.times}: expected at most the {steps} steps")
-
-    def snapshots(self) -> FloatArray:
-        return np.linspace(0, self.t_final, self.times + 1)
 
 
 def perturbed(x: FloatArray, flags: StabilityTokens, eps: float) -> FloatArray:
@@ -183,19 +157,22 @@ def collect(flags: StabilityTokens, files: dict[str, Path], session: study.Sessi
         return study.sweep(problems, measure, texts, along, advance)
 
 
+def mean_constant(table: "Dataset") -> FloatArray:
+    """(1/T) int L ds by the trapezoidal rule, mean over paths: (weights, direction, size)."""
+    L, t = table["growth_constant"].values, table["time"].values
+    mean = (np.diff(t) * (L[..., 1:] + L[..., :-1]) / 2).sum(axis=-1) / (t[-1] - t[0])
+    return np.asarray(mean.mean(axis=-1))
+
+
 def findings(table: "Dataset") -> list[Finding]:
     """Every prediction with its verdict."""
     rows = []
     for cost, factor in (("chordal", "1"), ("geodesic", "pi/2")):
         holds = table[f"holds_{cost}"].values[..., 1:]
-        rows.append(
-            Finding.decided(
-                f"W₂(t) <= {factor} exp(int L ds) W₂(0) at every recorded time, {cost} W₂",
-                "[MHT] Thm 5.1",
-                f"at {holds.sum()} of {holds.size} recorded times",
-                bool(holds.all()),
-            )
-        )
+        rows.append(Finding.decided(
+            f"W₂(t) <= {factor} exp(int L ds) W₂(0) at every recorded time, {cost} W₂",
+            "[MHT] Thm 5.1", f"at {holds.sum()} of {holds.size} recorded times", bool(holds.all()),
+        ))  # fmt: skip
     fastest = table["fastest_change"].max("eps")
     rising = np.diff(fastest.values, axis=-1) > 0
     numbers = [f"{rising.sum()} of {rising.size} steps in size raise it"]
@@ -212,13 +189,132 @@ def findings(table: "Dataset") -> list[Finding]:
     low, high = share[..., 0].max(), share[..., -1].max()
     bounded = Finding.decided(
         "the largest growth rate, max log(W₂(t)/W₂(0))/t, stays below the mean growth constant "
-        "(1/T) int L ds",
-        "[MHT] Thm 5.1, Rem. 5.2",
+        "(1/T) int L ds", "[MHT] Thm 5.1, Rem. 5.2",
         f"in {(share <= 1).sum()} of {share.size} cases; at most {low:.2g} of it for the smallest "
-        f"weights, {high:.1g} for the largest",
-        share <= 1,
-    )
+        f"weights, {high:.1g} for the largest", share <= 1,
+    )  # fmt: skip
     return [*rows, controlled, bounded]
+
+
+# Tables and figures
+# ------------------
+
+NAMES = {"frozen": "Frozen", "ornstein-uhlenbeck": "Ornstein-Uhlenbeck"}
+
+
+def report(flags: StabilityTokens, table: "Dataset") -> str:
+    """The table."""
+    rows = []
+    allowed = mean_constant(table)
+    for (w, weights), (s, direction), (k, size) in product(
+        enumerate(WEIGHTS), enumerate(DIRECTIONS), enumerate(flags.sizes)
+    ):
+        at = table.isel(weights=w, direction=s, size=k)
+        ratio = at["w2_chordal"] / at["w2_chordal"].isel(time=0)
+        log_bound = float(at["exponent"].isel(time=-1).max()) / math.log(10)
+        low, high = at["rate_ci"].isel(eps=0).values
+        holds = np.stack([at[f"holds_{cost}"].values[..., 1:] for cost in COSTS])
+        rows.append({
+            "heads": weights, "direction": direction, "size": f"{size:g}",
+            "mean L": f"{allowed[w, s, k]:.3g}",
+            "largest rate": f"{float(at['largest_rate'].max()):.3g}",
+            "fastest change": f"{float(at['fastest_change'].max()):.3g}",
+            "rate (95 % interval)": f"{float(at['rate'][0]):.3g} ({low:.3g} to {high:.3g})",
+            "max W_2(t)/W_2(0)": f"{float(ratio.max()):.3f}",
+            "bound at T": f"{10**log_bound:.3g}" if log_bound < 6 else f"10^{log_bound:.0f}",
+            "holds": f"{holds.sum()} of {holds.size}",
+        })  # fmt: skip
+    return "\n\n".join((
+        f"n = {flags.n}, d = {flags.d}, H = {flags.heads}, {flags.flow}, T = "
+        f"{flags.t_final:g}, {flags.paths} perturbations of each size "
+        f"{', '.join(f'{e:g}' for e in flags.eps)}:",
+        study.markdown_table(rows),
+        "Mean L: (1/T) int L ds, mean over paths. Largest rate: max over times, paths and ε "
+        "of log(W₂(t)/W₂(0))/t, chordal; fastest change: of its size. Rate: slope of the "
+        "mean over paths of log W₂, smallest ε. Bound: exp of the exponent. Holds: at "
+        f"{flags.times} times, for each path, ε, and both costs.",
+    ))  # fmt: skip
+
+
+def growth_figure(flags: StabilityTokens, table: "Dataset") -> "Figure":
+    """W₂(t)/W₂(0) of each size of the weights, with the bound."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    time = table["time"].values
+    count = len(flags.sizes)
+    dashed: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (4, 2))}
+    with style():
+        figure, axes = grid(2, 2, PAGE, 5.2, sharex=True, sharey="row")
+        for w, weights in enumerate(WEIGHTS):
+            bottom = top = 1.0
+            for s, direction in enumerate(DIRECTIONS):
+                axis = axes[w, s]
+                for k, size in enumerate(flags.sizes):
+                    at = table.isel(weights=w, direction=s, size=k)
+                    ratio = at["w2_chordal"].values
+                    log = np.log(ratio / ratio[..., :1])  # (eps, path, time)
+                    log = log.reshape(-1, len(time))
+                    middle, low, high = log.mean(axis=0), log.min(axis=0), log.max(axis=0)
+                    bottom, top = min(bottom, np.exp(low).min()), max(top, np.exp(high).max())
+                    colour = shade(k, count)
+                    axis.plot(time, np.exp(middle), color=colour, marker="osD^v"[k % 5],
+                              markevery=spaced(len(time), 4, k, count), label=f"{size:g}",
+                              zorder=3)  # fmt: skip
+                    axis.fill_between(time, np.exp(low), np.exp(high), color=colour, alpha=0.15,
+                                      linewidth=0)  # fmt: skip
+                    growth = at["exponent"].values.mean(axis=0)
+                    axis.plot(time, np.exp(np.minimum(growth, 50)), color=colour, **dashed)
+                axis.set(yscale="log", title=f"{NAMES[weights]} heads, {direction}")
+                if w == 1:
+                    time_axis(axis)
+            # Most of the bounds leave the panel soon: the curves would be flat beside all of them.
+            axes[w, 0].set_ylim(bottom / 1.3, 3 * top)
+            log_axis(axes[w, 0])
+            axes[w, 0].set_ylabel(r"$W_2(t)\,/\,W_2(0)$")
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        handles += [Line2D([], [], color="0.35", **dashed), Patch(color="0.35", alpha=0.2)]
+        labels += ["bound", "range of all perturbations"]
+        figure.legend(handles, labels, title="Size of the weights (lines: geometric means)",
+                      ncols=count + 2, loc="outside lower center", handlelength=2.4,
+                      columnspacing=1.2)  # fmt: skip
+        caption(figure, facts_of(flags))
+    return figure
+
+
+def rate_figure(flags: StabilityTokens, table: "Dataset") -> "Figure":
+    """Fastest changes of W₂ and growth constants against the size of the weights."""
+    allowed = mean_constant(table)
+    fastest = table["fastest_change"].max("eps").values
+    with style():
+        figure, axes = grid(1, 1, 5.2, 3.2)
+        axis = axes[0, 0]
+        for (w, weights), (s, direction) in product(enumerate(WEIGHTS), enumerate(DIRECTIONS)):
+            colour = ("#0072B2", "#D55E00")[w]
+            dash: Any = "-" if s == 0 else (0, (1.5, 1))
+            axis.plot(flags.sizes, fastest[w, s], color=colour, marker="o^"[s], linestyle=dash,
+                      label=f"{NAMES[weights]}, {direction}")  # fmt: skip
+            axis.plot(flags.sizes, allowed[w, s], color=colour, linewidth=0.9,
+                      linestyle=(0, (5, 2)) if s == 0 else (0, (5, 1.5, 1, 1.5)),
+                      label=f"mean $L$: {NAMES[weights]}, {direction}")  # fmt: skip
+        axis.set(xscale="log", yscale="log")
+        axis.set_xticks(flags.sizes, [f"{size:g}" for size in flags.sizes])
+        axis.minorticks_off()
+        axis.set(xlabel="Size of the weights", ylabel="Rate of change per unit time")
+        axis.set_title(facts_of(flags))
+        figure.legend(
+            loc="outside lower center", ncols=2, fontsize=7,
+            title=r"Markers: $\max_t\ |\log(W_2(t)/W_2(0))|\,/\,t$, largest of all perturbations; "
+            "thin: constant $L$ of the bound",
+        )  # fmt: skip
+    return figure
+
+
+def facts_of(flags: StabilityTokens) -> str:
+    return (
+        f"$n$ = {flags.n}, $d$ = {flags.d}, $H$ = {flags.heads}, {flags.flow}, "
+        f"{flags.paths * len(flags.eps)} perturbations"
+    )
 
 
 def main() -> int:
@@ -232,11 +328,9 @@ def main() -> int:
         )  # fmt: skip
         table = collect(flags, session.solve(tasks(flags, x0)), session)
         session.finish(
-            table=table,
-            text=tokens_report(flags, table),
-            findings=findings(table),
-            figures={"growth": growth_figure(flags, table), "rates": rate_figure(flags, table)},
-        )
+            table, report(flags, table), findings(table),
+            {"growth": growth_figure(flags, table), "rates": rate_figure(flags, table)},
+        )  # fmt: skip
     return 0
 
 

@@ -15,79 +15,52 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from _stability import PREDICTED, WHEN, Fits, reduced, weights_figure, weights_report
+from _stability import ComparedFlows, Perturbation
 from numpy.typing import NDArray
 
 import wflow
-from wflow import InputError, SaveAt, study
-from wflow._core.checks import count_steps, number, positive, whole
-from wflow.analysis.fits import power_law
+from wflow import SaveAt, study, transport
+from wflow.analysis.fits import PowerLaw, mean_and_error, power_law
 from wflow.cli import guarded
 from wflow.heads import Frozen, OrnsteinUhlenbeck
-from wflow.study import Direction, FlowName
+from wflow.plots.figure import PAGE, caption, grid, log_axis, minus, style
+from wflow.study import Direction
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from xarray import Dataset
 
 FloatArray = NDArray[np.float64]
-
 TOLERANCE = 0.1
-SMALLEST = 1e-7  # perturbation of which rounding leaves the digits that slopes need
+Fits = dict[tuple[str, str], PowerLaw]
+PREDICTED = {"sampled": -0.5, "frozen": 1.0, "ornstein-uhlenbeck": 1.0}
+WHEN = ("end", "largest")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StabilityWeights(study.TokenFlags):
+class StabilityWeights(ComparedFlows):
     """Flags of this study."""
 
-    n: study.Count | None = 100
-    """Number of tokens; of digits or a FILE a random subset of that size."""
-    law_heads: int = 1024
+    law_heads: study.TwoOrMore = 1024
     """Number of heads of the full law Theta."""
-    heads: tuple[study.Count, ...] = (4, 8, 16, 32, 64, 128, 256)
+    heads: study.Compared[study.Count] = (4, 8, 16, 32, 64, 128, 256)
     """Head counts H of the samples drawn from it, with replacement."""
-    base_heads: int = 8
+    base_heads: study.Count = 8
     """Number of heads that are perturbed."""
-    eps: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+    eps: study.Compared[Perturbation] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
     """Sizes of the perturbation D_h + ε Z_h, Z_h symmetric Gaussian."""
-    size: float = 0.5
+    size: study.Positive = 0.5
     """Size of the heads: D_h = size (Z + Z^T), Z standard normal."""
-    paths: study.Count = 24
+    paths: study.TwoOrMore = 24
     """Samples of each head count, and perturbations of each size."""
-    sigma2: study.Nonnegative = 2.0
-    """Variance sigma^2 of the noise of the Ornstein-Uhlenbeck heads per unit time, at size 1."""
-    flow: FlowName = "softmax"
-    """Softmax attention, attention without denominator, or flow of the effective mobility."""
     direction: Direction = "descent"
     """Whether the tokens move down or up the energy."""
     t_final: study.Positive = 2.0
-    """End time T."""
     dt: study.Positive = 0.05
     """Time step; frozen heads by rk4, Ornstein-Uhlenbeck heads by euler."""
-    times: int = 10
+    times: study.Count = 10
     """Number of times, after the start, at which W₂ is computed."""
     out: study.Folder = Path("results/stability_weights")
-    """Folder for run files, summary and figures."""
-
-    def check(self) -> None:
-        super().check()
-        whole(self.law_heads, "--law-heads", 2, why="of one head all samples are equal")
-        whole(self.base_heads, "--base-heads")
-        whole(self.paths, "--paths", 2, why="an interval needs two")
-        positive(self.size, "--size")
-        number(self.sigma2, "--sigma2", least=0.0)
-        for name, values in (("--heads", self.heads), ("--eps", self.eps)):
-            study.distinct(values, name, 2)
-        for count in self.heads:
-            whole(count, "--heads")
-        for eps in self.eps:
-            if positive(eps, "--eps") < SMALLEST:
-                raise InputError(f"--eps has {eps:g}: expected {SMALLEST:g} or more")
-        steps = count_steps(self.t_final, self.dt)
-        if whole(self.times, "--times") > steps:
-            raise InputError(f"--times is {self.times}: expected at most the {steps} steps")
-
-    def snapshots(self) -> FloatArray:
-        return np.linspace(0, self.t_final, self.times + 1)
 
 
 def gaussian(seed: list[int], heads: int, d: int) -> FloatArray:
@@ -96,7 +69,7 @@ def gaussian(seed: list[int], heads: int, d: int) -> FloatArray:
     return np.asarray(z + z.swapaxes(-1, -2))
 
 
-def tasks_of(flags: StabilityWeights, x0: FloatArray) -> dict[str, dict[str, Any]]:
+def tasks(flags: StabilityWeights, x0: FloatArray) -> dict[str, dict[str, Any]]:
     """All runs: name -> arguments of `wflow.solve`."""
     d = x0.shape[1]
     save = SaveAt(every=10**9, snapshots=flags.snapshots(), budget=False)
@@ -118,18 +91,18 @@ def tasks_of(flags: StabilityWeights, x0: FloatArray) -> dict[str, dict[str, Any
             "save": replace(save, paths=range(flags.paths)),
         }  # fmt: skip
 
-    tasks = {"law": frozen | {"heads": full}, "frozen": frozen | {"heads": base},
+    runs = {"law": frozen | {"heads": full}, "frozen": frozen | {"heads": base},
              "ou": moving(np.zeros_like(base))}  # fmt: skip
     for h, count in enumerate(flags.heads):
         for p in range(flags.paths):
             rng = np.random.default_rng([flags.seed, 3, h, p])
             drawn = full[rng.integers(len(full), size=count)]
-            tasks[f"sampled_H{count:05d}_{p:03d}"] = frozen | {"heads": drawn}
+            runs[f"sampled_H{count:05d}_{p:03d}"] = frozen | {"heads": drawn}
     for e, eps in enumerate(flags.eps):
         for p in range(flags.paths):
-            tasks[f"frozen_eps{e}_{p:03d}"] = frozen | {"heads": base + eps * shift[p]}
-        tasks[f"ou_eps{e}"] = moving(eps * shift[0])
-    return tasks
+            runs[f"frozen_eps{e}_{p:03d}"] = frozen | {"heads": base + eps * shift[p]}
+        runs[f"ou_eps{e}"] = moving(eps * shift[0])
+    return runs
 
 
 def tokens_of(file: Path) -> FloatArray:
@@ -140,41 +113,47 @@ def tokens_of(file: Path) -> FloatArray:
 
 def distances(x: FloatArray, y: FloatArray) -> FloatArray:
     """Chordal W₂ at every time of two paths (times, n, d)."""
-    from wflow.transport import w2
-
-    return np.array([w2(a, b, cost="chordal") for a, b in zip(x, y, strict=True)])
+    return np.array([transport.w2(a, b, cost="chordal") for a, b in zip(x, y, strict=True)])
 
 
 def collect(flags: StabilityWeights, files: dict[str, Path], advance: Any) -> "Dataset":
     """W₂ to the reference over time, for every sample and perturbation."""
-    times = flags.times + 1
-    sampled = np.empty((len(flags.heads), flags.paths, times))
-    frozen, moving = np.empty((2, len(flags.eps), flags.paths, times))
     law, base, ou = (tokens_of(files[name]) for name in ("law", "frozen", "ou"))
-    for h, count in enumerate(flags.heads):
-        for p in range(flags.paths):
-            cloud = tokens_of(files[f"sampled_H{count:05d}_{p:03d}"])
-            sampled[h, p] = distances(cloud[0], law[0])
-            advance(1)
-    for e in range(len(flags.eps)):
-        shifted = tokens_of(files[f"ou_eps{e}"])
-        for p in range(flags.paths):
-            frozen[e, p] = distances(tokens_of(files[f"frozen_eps{e}_{p:03d}"])[0], base[0])
-            moving[e, p] = distances(shifted[p], ou[p])
-            advance(2)
-    name, each = "chordal W_2 between the flows", ("eps", "path", "time")
-    variables: dict[str, Any] = {
-        "w2_sampled": (("heads", "path", "time"), sampled, f"{name} of H sampled heads and of all"),
-        "w2_frozen": (each, frozen, f"{name} of D_h + eps Z_h and of D_h, frozen"),
-        "w2_ornstein-uhlenbeck": (each, moving, f"{name} of D_h + eps Z_h and of D_h, same noise"),
-    }  # fmt: skip
-    coords: dict[str, Any] = {
-        "heads": (flags.heads, "number H of sampled heads"),
-        "eps": (flags.eps, "size of the perturbation of the heads"),
-        "path": (np.arange(flags.paths), "sample or perturbation"),
-        "time": (flags.snapshots(), "time"),
-    }
-    return study.dataset(variables, coords)
+
+    def sampled(heads: int, path: int) -> dict[str, FloatArray]:
+        cloud = tokens_of(files[f"sampled_H{heads:05d}_{path:03d}"])[0]
+        return {"w2_sampled": distances(cloud, law[0])}
+
+    def perturbed(eps: float, path: int) -> dict[str, FloatArray]:
+        e = flags.eps.index(eps)
+        frozen = tokens_of(files[f"frozen_eps{e}_{path:03d}"])[0]
+        moving = tokens_of(files[f"ou_eps{e}"])[path]
+        found = distances(frozen, base[0]), distances(moving, ou[path])
+        return dict(zip(("w2_frozen", "w2_ornstein-uhlenbeck"), found, strict=True))
+
+    name, each = "chordal W_2 between the flows", ("time",)
+    path: dict[str, Any] = {"path": (np.arange(flags.paths), "sample or perturbation")}
+    time = {"time": (flags.snapshots(), "time")}
+    drawn = study.sweep(
+        {"heads": (flags.heads, "number H of sampled heads")} | path, sampled,
+        {"w2_sampled": (each, f"{name} of H sampled heads and of all")}, time, advance,
+    )  # fmt: skip
+    moved = study.sweep(
+        {"eps": (flags.eps, "size of the perturbation of the heads")} | path, perturbed,
+        {
+            "w2_frozen": (each, f"{name} of D_h + eps Z_h and of D_h, frozen"),
+            "w2_ornstein-uhlenbeck": (each, f"{name} of D_h + eps Z_h and of D_h, same noise"),
+        },
+        time, advance,
+    )  # fmt: skip
+    return drawn.merge(moved)
+
+
+def reduced(table: "Dataset", name: str, when: str) -> tuple[FloatArray, FloatArray]:
+    """Abscissae, and W₂ (abscissae, paths) at the end or the largest over time."""
+    values = table[f"w2_{name}"]
+    values = values.isel(time=-1) if when == "end" else values.max("time")
+    return table[values.dims[0]].values.astype(float), values.values
 
 
 def fit_all(table: "Dataset") -> Fits:
@@ -193,7 +172,7 @@ def findings(fits: Fits) -> list[study.Finding]:
         "ornstein-uhlenbeck": ("heads D_h(t) + ε Z_h, Ornstein-Uhlenbeck with the same noise: "
                                "W₂ to the flow of D_h(t) like ε", "[MHT] Thm 5.5"),
     }  # fmt: skip
-    rows = [
+    return [
         study.Finding.slope(
             f"{prediction}, within {TOLERANCE}", source,
             {"at T": fits[name, "end"], "largest over time": fits[name, "largest"]},
@@ -201,7 +180,85 @@ def findings(fits: Fits) -> list[study.Finding]:
         )
         for name, (prediction, source) in titles.items()
     ]  # fmt: skip
-    return rows
+
+
+# Tables and figures
+# ------------------
+
+
+def report(flags: StabilityWeights, table: "Dataset", fits: Fits) -> str:
+    """The tables."""
+    parts = [
+        f"n = {flags.n}, d = {flags.d}, {flags.flow}, {flags.direction}, T = {flags.t_final:g}; "
+        f"chordal W₂, mean ± standard error over {flags.paths} samples."
+    ]
+    heads = {
+        "sampled": f"H heads sampled from a law of {flags.law_heads}:",
+        "frozen": f"{flags.base_heads} frozen heads D_h + ε Z_h:",
+        "ornstein-uhlenbeck": f"{flags.base_heads} Ornstein-Uhlenbeck heads D_h(t) + ε Z_h:",
+    }
+    for name, title in heads.items():
+        x, _ = reduced(table, name, "end")
+        columns = {"H" if name == "sampled" else "eps": [f"{value:g}" for value in x]}
+        lines = []
+        for when, label in zip(WHEN, ("W_2 at T", "largest W_2 over time"), strict=True):
+            mean, error = mean_and_error(reduced(table, name, when)[1])
+            columns[label] = [f"{m:.3e} ± {e:.0e}" for m, e in zip(mean, error, strict=True)]
+            fit = fits[name, when]
+            low, high = fit.exponent_ci
+            lines.append(
+                f"{label}: slope {fit.exponent:.4f} (95 % {low:.4f} to {high:.4f}), prefactor "
+                f"{fit.prefactor:.4g}, Pearson {fit.pearson:.5f}"
+            )
+        parts += [title, study.markdown_table(columns), "\n".join(lines)]
+    return "\n\n".join(parts)
+
+
+def rates_figure(flags: StabilityWeights, table: "Dataset", fits: Fits) -> "Figure":
+    """W₂ against H and against ε, with the fits and the predicted slopes."""
+    panels = [
+        (["sampled"], "Number of heads $H$", f"Heads sampled from {flags.law_heads}"),
+        (["frozen", "ornstein-uhlenbeck"], r"Size of the perturbation $\varepsilon$",
+         f"{flags.base_heads} heads $D_h + \\varepsilon Z_h$"),
+    ]  # fmt: skip
+    looks: dict[str, dict[str, Any]] = {
+        "sampled": {"color": "#0072B2", "marker": "o"},
+        "frozen": {"color": "#D55E00", "marker": "s"},
+        "ornstein-uhlenbeck": {"color": "#009E73", "marker": "D"},
+    }
+    with style():
+        figure, axes = grid(1, 2, PAGE, 3.0)
+        for axis, (names, label, title) in zip(axes.flat, panels, strict=True):
+            for name in names:
+                x, y = reduced(table, name, "end")
+                fit, (mean, error) = fits[name, "end"], mean_and_error(y)
+                line = np.geomspace(x.min(), x.max(), 50)
+                known = {"frozen": "frozen", "ornstein-uhlenbeck": "Ornstein-Uhlenbeck"}
+                text = minus(f"slope {fit.exponent:.3f}")
+                text = f"{known[name]}: {text}" if name in known else text
+                axis.fill_between(line, *fit.band(line), color=looks[name]["color"], alpha=0.2,
+                                  linewidth=0)  # fmt: skip
+                axis.plot(line, fit(line), color=looks[name]["color"], linewidth=0.9)
+                axis.errorbar(x, mean, 2 * error, linestyle="none", capsize=2, label=text,
+                              **looks[name])  # fmt: skip
+            slope = PREDICTED[names[0]]
+            lowest = reduced(table, names[-1], "end")[1].mean(axis=1)[0] * 0.4
+            axis.plot(x, lowest * (x / x[0]) ** slope, color="#333333", linewidth=0.9,
+                      linestyle=(0, (4, 2)), label=minus(f"predicted slope {slope:g}"))  # fmt: skip
+            axis.set(xscale="log", yscale="log", xlabel=label, title=title)
+            axis.legend(loc="upper right" if slope < 0 else "upper left")
+            log_axis(axis)
+            low, high = axis.get_ylim()
+            axis.set_ylim(low, high * (1.5 if slope < 0 else 6))  # space for the legend
+        axes[0, 0].set_xticks(flags.heads, [str(h) for h in flags.heads])
+        axes[0, 0].minorticks_off()
+        axes[0, 0].set_ylabel("$W_2$ between the flows at $T$")
+        caption(
+            figure,
+            f"$n$ = {flags.n}, $d$ = {flags.d}, {flags.flow}, {flags.direction}, $T$ = "
+            f"{flags.t_final:g}, {flags.paths} samples; bars: ± 2 standard errors",
+        )
+    return figure
 
 
 def main() -> int:
@@ -209,23 +266,18 @@ def main() -> int:
     with study.session("stability_weights", flags) as session:
         x0 = flags.cloud()
         flags = session.flags = replace(  # the summary records them
-            flags,
-            n=x0.shape[0],
-            d=x0.shape[1],
-            heads=tuple(sorted(flags.heads)),
+            flags, n=x0.shape[0], d=x0.shape[1], heads=tuple(sorted(flags.heads)),
             eps=tuple(sorted(flags.eps)),
-        )
-        files = session.solve(tasks_of(flags, x0))
-        count = flags.paths * (len(flags.heads) + 2 * len(flags.eps))
+        )  # fmt: skip
+        files = session.solve(tasks(flags, x0))
+        count = flags.paths * (len(flags.heads) + len(flags.eps))
         with session.progress(count, "W₂") as advance:
             table = collect(flags, files, advance)
         fits = fit_all(table)
         session.finish(
-            table=table,
-            text=weights_report(flags, table, fits),
-            findings=findings(fits),
-            figures={"rates": weights_figure(flags, table, fits)},
-        )
+            table, report(flags, table, fits), findings(fits),
+            {"rates": rates_figure(flags, table, fits)},
+        )  # fmt: skip
     return 0
 
 

@@ -13,65 +13,81 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from xarray import Dataset
+from xarray import Dataset, load_dataset
 
 import wflow
+from wflow import InputError
 from wflow.cli import guarded
 from wflow.plots.figure import PAGE
 from wflow.plots.style import style
-
-Runs = dict[int, Dataset]  # by their head counts
-Draw = Callable[[Any, Runs], None]  # into a row of Axes
+from wflow.study.heads import fit_scaling
 
 TIMES = (0.0, 0.8, 0.9, 1.0)  # of the snapshots, in units of T
 
 
-def snapshots(axes: list[Axes], runs: Runs) -> None:
+class Results(NamedTuple):
+    """Runs of a study by their head counts, and its summary."""
+
+    runs: dict[int, Dataset]
+    summary: Dataset
+
+
+def opened(folder: Path, stack: ExitStack) -> Results:
+    """Open what a study left in its folder."""
+    files, summary = list(folder.glob("H*.h5")), folder / "summary.h5"
+    if not files or not summary.exists():
+        raise InputError(f"{folder}: expected the folder of ou_heads or oscillating_heads")
+    runs = [stack.enter_context(wflow.open(file)) for file in files]
+    table = load_dataset(summary, engine="h5netcdf")
+    return Results(dict(sorted((ds.sizes["head"], ds) for ds in runs)), table)
+
+
+Draw = Callable[[Any, Results], None]  # into a row of Axes
+
+
+def snapshots(axes: list[Axes], results: Results) -> None:
     """Draw the mean tokens of the most heads at four times."""
-    ds = runs[max(runs)]
+    ds = results.runs[max(results.runs)]
     for axis, t in zip(axes, TIMES, strict=True):
         wflow.plots.token_snapshots(ds, [t * float(ds["time"][-1])], ax=axis)
 
 
-def gradient(axes: list[Axes], runs: Runs) -> None:
+def gradient(axes: list[Axes], results: Results) -> None:
     """Draw the squared upper gradient over time, and its late average against the heads."""
+    runs, averages = results.runs, results.summary["upper_gradient_sq"].values
     wflow.plots.gradient_over_time(runs, ax=axes[0])
     axes[0].set_ylim(top=4 * axes[0].get_ylim()[1])  # room for the legend
     axes[0].legend(title="Heads $H$", ncols=len(runs), loc="upper right")
-    averages = []
-    for ds in runs.values():
-        late = ds["time"].values >= float(ds["time"][-1]) / 2
-        averages.append(ds["upper_gradient_sq"].isel(time=late).mean("time").values)
-    fit = wflow.fits.power_law(list(runs), averages)
+    fit = fit_scaling(results.summary)["upper_gradient_sq"]
     wflow.plots.gradient_against_heads(list(runs), averages, fit, ax=axes[1])
 
 
-def balance(axes: list[Axes], runs: Runs) -> None:
+def balance(axes: list[Axes], results: Results) -> None:
     """Draw the terms of the energy balance of the most heads."""
-    wflow.plots.energy_balance(runs[max(runs)], ax=axes[0])
+    wflow.plots.energy_balance(results.runs[max(results.runs)], ax=axes[0])
     axes[0].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
-def together(axes: list[Axes], runs: Runs) -> None:
+def together(axes: list[Axes], results: Results) -> None:
     """Draw the panels of the last two side by side; titles have the space of a panel."""
-    gradient(axes[:2], runs)
-    balance(axes[2:], runs)
+    gradient(axes[:2], results)
+    balance(axes[2:], results)
     for axis in (axes[0], axes[2]):
         axis.set_title(axis.get_title(loc="left").replace("; ", "\n"))
     axes[1].set_title(axes[1].get_title(loc="left").replace(", Pearson", "\nPearson"))
 
 
-def figure(rows: dict[str, Runs], draw: Draw, columns: int, size: tuple[float, float]) -> Figure:
+def figure(rows: dict[str, Results], draw: Draw, columns: int, size: tuple[float, float]) -> Figure:
     """Make a figure with a row of panels for each law."""
     made = Figure(figsize=size, layout="constrained")
     parts = made.subfigures(len(rows), 1, squeeze=False)[:, 0]
-    for part, (law, runs) in zip(parts, rows.items(), strict=True):
+    for part, (law, results) in zip(parts, rows.items(), strict=True):
         part.suptitle(f"{law} heads", x=0.01, horizontalalignment="left", fontsize=9)
-        draw(list(part.subplots(1, columns, squeeze=False)[0]), runs)
+        draw(list(part.subplots(1, columns, squeeze=False)[0]), results)
     return made
 
 
@@ -82,11 +98,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
     given = parser.parse_args()
     with ExitStack() as stack, style():
-        rows = {}
-        for law, folder in (("Ornstein-Uhlenbeck", given.ou), ("Oscillating", given.oscillating)):
-            runs = [stack.enter_context(wflow.open(file)) for file in folder.glob("H*.h5")]
-            rows[law] = dict(sorted((ds.sizes["head"], ds) for ds in runs))
-        d = next(iter(rows["Oscillating"].values())).sizes["axis"]
+        folders = {"Ornstein-Uhlenbeck": given.ou, "Oscillating": given.oscillating}
+        rows = {law: opened(folder, stack) for law, folder in folders.items()}
+        d = next(iter(rows["Oscillating"].runs.values())).sizes["axis"]
         figures = {
             "tokens": figure(rows, snapshots, len(TIMES), (PAGE, 4.6)),
             "gradient": figure(rows, gradient, 2, (PAGE, 5.8)),

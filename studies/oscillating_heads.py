@@ -46,7 +46,6 @@ class OscillatingHeads(study.StudyFlags):
     fit_from: study.Count = 4
     """Smallest head count that takes part in the fit a H^b."""
     out: study.Folder = Path("results/oscillating_heads")
-    """Folder for run files, summary and figures."""
 
     def law(self, d: int) -> Oscillating:
         """The law of the heads for tokens of dimension d."""

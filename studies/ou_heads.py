@@ -19,7 +19,6 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from wflow import study
-from wflow._core.checks import SchemeName, positive
 from wflow.cli import guarded
 from wflow.heads import OrnsteinUhlenbeck
 
@@ -37,22 +36,16 @@ class OUHeads(study.StudyFlags):
     preset: Literal["none", "published"] = "none"
     """published: the defaults of the other flags are the configuration of [MHT], heads 1, 10, 100,
     200 tokens, 100 paths, T = 20, Euler-Maruyama steps of 0.005."""
-    rate: float = 1.0
+    rate: study.Positive = 1.0
     """Rate at which the heads return to their mean, the identity."""
     sigma2: study.Nonnegative = 2.0
     """Variance sigma^2 of the noise per unit time; the stationary one is sigma^2 / (2 rate)."""
-    scheme: SchemeName = "sra1"
+    scheme: study.SchemeName = "sra1"
     """Time stepping: of strong order 1.5 (sra1), or that of [MHT], Euler-Maruyama (euler)."""
     dt: study.Positive = 0.0125
-    """Time step."""
     exact: study.Switch = False
     """Sample the heads from their exact Gaussian transition, and not by the scheme."""
     out: study.Folder = Path("results/ou_heads")
-    """Folder for run files, summary and figures."""
-
-    def check(self) -> None:
-        super().check()
-        positive(self.rate, "--rate")
 
     def law(self, d: int) -> OrnsteinUhlenbeck:
         """The law of the heads for tokens of dimension d."""

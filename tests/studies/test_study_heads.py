@@ -8,7 +8,7 @@ import xarray as xr
 from scripts import call, script
 
 import wflow
-from wflow import study
+from wflow import InputError, study
 from wflow.study import heads
 
 KINDS = {"ou_heads": "OUHeads", "oscillating_heads": "OscillatingHeads"}
@@ -83,6 +83,8 @@ def test_the_published_figures_are_made_of_both_folders(tmp_path, monkeypatch, c
     assert call("_published_heads", monkeypatch, *folders, "--out", str(tmp_path / "made")) == 0
     files = sorted((tmp_path / "made").iterdir())
     assert len(files) == 4 and all(file.read_bytes()[1:4] == b"PNG" for file in files)
+    with pytest.raises(InputError, match="made: expected the folder"):
+        call("_published_heads", monkeypatch, folders[0], str(tmp_path / "made"), "--out", "more")
 
 
 def test_without_stored_heads_there_are_no_parts(tmp_path, monkeypatch, capsys) -> None:

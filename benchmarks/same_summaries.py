@@ -4,9 +4,9 @@
         [--only 'rwpo_*']
 
 Every study runs in both checkouts with the same flags, one thread and no GPU. Each line says
-whether the variables of `summary.h5`, the findings and the tables in `summary.md` are the same:
-names, types, shapes and every bit. What measures time, memory or speed is left out. A folder that
-is there is not made again, so that the checkout before runs once.
+whether the variables of `summary.h5` are the same, names, types, shapes and every bit, and the
+predictions of `summary.json` with their verdicts. What measures time, memory or speed is left out.
+A folder that is there is not made again, so that the checkout before runs once.
 """
 
 import argparse
@@ -115,8 +115,11 @@ def main() -> int:
     given = parser.parse_args()
     listed = study(given.before, "list").stdout
     names = re.findall(r"^ *([a-z][a-z_0-9]*) {2,}", listed, re.MULTILINE)
+    chosen = sorted(name for name in names if fnmatch(name, given.only))
+    if not chosen:
+        parser.error(f"no study is called {given.only}")
     bad = 0
-    for name in sorted(n for n in names if fnmatch(n, given.only)):
+    for name in chosen:
         folders, said = [], ""
         for which in ("before", "after"):
             folder = given.out.resolve() / which / name

@@ -58,12 +58,14 @@ def snapshots(axes: list[Axes], results: Results) -> None:
 
 def gradient(axes: list[Axes], results: Results) -> None:
     """Draw the squared upper gradient over time, and its late average against the heads."""
-    runs, averages = results.runs, results.summary["upper_gradient_sq"].values
+    averages = results.summary["upper_gradient_sq"]
+    heads = averages["heads"].values.tolist()  # of the last call, whose folder may have others
+    runs = {count: results.runs[count] for count in heads}
     wflow.plots.gradient_over_time(runs, ax=axes[0])
     axes[0].set_ylim(top=4 * axes[0].get_ylim()[1])  # room for the legend
     axes[0].legend(title="Heads $H$", ncols=len(runs), loc="upper right")
-    fit = fit_scaling(results.summary)["upper_gradient_sq"]
-    wflow.plots.gradient_against_heads(list(runs), averages, fit, ax=axes[1])
+    fit = fit_scaling(results.summary).get("upper_gradient_sq")
+    wflow.plots.gradient_against_heads(heads, averages.values, fit, ax=axes[1])
 
 
 def balance(axes: list[Axes], results: Results) -> None:

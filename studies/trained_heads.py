@@ -23,9 +23,8 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from _trained_heads import figures
@@ -33,7 +32,6 @@ from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, clusters, nets, study, transport
-from wflow._core.checks import whole
 from wflow._core.command_line import check_folder
 from wflow.cli import guarded
 from wflow.sphere import as_tokens
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 PER_PASS = 8  # snapshots in a pass through all layers
 TIED = 0.1  # asymmetry, and 1 - |alignment|, up to which heads count as those of a gradient flow
 LAM = 2.0  # lambda = 1 of the published runs, whose cost has no factor 1/2
-Several = Annotated[int, study.Checked(partial(whole, least=2))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +64,7 @@ class TrainedHeads(study.Flags):
     paper: networks of the published size, which --checkpoint names."""
     checkpoint: tuple[str, ...] = ()
     """Files checkpoint.pt of trained GPTs, such as shakespeare_gpt.py writes."""
-    tokens: Several = 64
+    tokens: study.TwoOrMore = 64
     """Number of tokens of a window of the text, at most the context of the network."""
     paths: study.Count = 4
     """Windows of the test text, a path each."""
@@ -75,14 +72,14 @@ class TrainedHeads(study.Flags):
     """End time, in passes through all layers."""
     dt: study.Share = 0.1
     """Time step, as a share of the time that a layer has for what it adds in one pass."""
-    scale: float = 0.5
+    scale: study.Angle = 0.5
     """Angle in radians up to which tokens are linked to one cluster."""
     draws: study.Count = 3
     """Draws of random heads."""
     text: Literal["embedded", "characters"] = "characters"
-    """Text on which networks are trained here: that of wflow, or tiny Shakespeare. This and all
-    that follows is for calls without --checkpoint."""
-    context: Several = 64
+    """Text on which networks are trained here: that of wflow, or tiny Shakespeare. This and
+    the next seven are for calls without --checkpoint."""
+    context: study.TwoOrMore = 64
     """Tokens that a network sees."""
     width: study.Count = 48
     """Width of the hidden states."""
@@ -94,7 +91,7 @@ class TrainedHeads(study.Flags):
     """Iterations of AdamW."""
     batch: study.Count = 16
     """Windows in a batch."""
-    steps: study.Count = 5
+    steps: networks.Steps = 5
     """Steps of the continuous network."""
     data: str | None = None
     """Folder with the text; default: $WFLOW_DATA, then a download."""
@@ -107,8 +104,6 @@ class TrainedHeads(study.Flags):
         check_folder(self.data, "--data")
         if self.t_final != round(self.t_final):
             raise InputError(f"--t-final is {self.t_final:g}: expected whole passes, such as 4")
-        if not 0 < self.scale < math.pi:
-            raise InputError(f"--scale is {self.scale:g}: expected an angle between 0 and pi")
         if self.preset == "paper" and not self.checkpoint:
             raise InputError(
                 "--preset paper needs --checkpoint FILE: train the networks by "

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from wflow import nets
 from wflow.study import Finding, networks
 from wflow.study.frame import Verdict
-from wflow.study.networks import Record, Results
+from wflow.study.networks import Record
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -44,11 +44,6 @@ def times(history: Dataset) -> Record:
         "seconds": float(history["seconds"].sum()),
         "milliseconds": 1e3 * float(np.median(history["seconds"].values)),
     }
-
-
-def values(results: Results, name: str, key: str) -> FloatArray:
-    """One quantity of a model, by seed."""
-    return np.array([record[key] for record in results.records[name]], dtype=float)
 
 
 def claim(

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from _control import PUBLISHED, FloatArray, Pair, claim, times, values, window_set
+from _control import PUBLISHED, FloatArray, Pair, claim, times, window_set
 
 from wflow import InputError, nets, study
 from wflow._core.extras import install, missing
@@ -416,7 +416,7 @@ def floor(texts: list[str]) -> dict[str, list[float]]:
 def findings(flags: NanogptSizes, corpora: Corpora, results: Results) -> list[Finding]:
     """Claims of the report, with their verdicts."""
     every, kinds, sizes = models(flags), TOKENS[flags.text], SIZES[flags.sizes]
-    of = partial(values, results)
+    of = results.values
     above = partial(claim, compare=networks.compared)
     nexts = {  # case -> larger and smaller network
         f"{larger} over {smaller}, {kind}": (f"{larger} {kind}", f"{smaller} {kind}")
@@ -622,7 +622,7 @@ def figures(flags: NanogptSizes, results: Results) -> dict[str, Figure]:
         drawn[f"losses_{kind.replace(' ', '_')}"] = figure
         found = []
         for key, label in METHODS.items():
-            scores = np.transpose([values(results, name, key) for name in sizes])
+            scores = np.transpose([results.values(name, key) for name in sizes])
             found.append(Line(label, [size.width for size in sizes.values()], scores.tolist()))
         if len(sizes) > 1 and np.isfinite([line.y for line in found]).all():
             panels[kind] = ("Width of the network", found)
@@ -643,7 +643,7 @@ EXPERIMENT = networks.Experiment(
     load=load,
     plan=plan,
     measure=measure,
-    table=lambda _, results: networks.dataset(results, SCALARS, {}, {}),
+    numbers=SCALARS,
     text=report,
     findings=findings,
     figures=figures,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import tyro
-from _control import FloatArray, Pair, claim, times, values, window_set
+from _control import FloatArray, Pair, claim, times, window_set
 from _pontryagin_gpt import figures
 from numpy.typing import NDArray
 
@@ -113,7 +113,7 @@ class PontryaginGpt(networks.NetFlags):
     """Heads of a block."""
     blocks: study.Count = 4
     """Blocks of the deep network, a step each."""
-    steps: study.Count = 5
+    steps: networks.Steps = 5
     """Steps M of the continuous network."""
     lam: study.Nonnegative = 2.0
     """Weight lam of the transport cost; the published one is 1 of a cost without the factor 1/2."""
@@ -569,7 +569,7 @@ def lead(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> str:
 
 def findings(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> list[Finding]:
     """What theory and report say, with verdicts."""
-    of = partial(values, results)
+    of = results.values
     ratios = partial(claim, compare=partial(networks.paired, ratio=True))
 
     def decided(

@@ -24,15 +24,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import tyro
-from _control import FloatArray, Pair, claim, times, values
+from _control import FloatArray, Pair, claim, times
 from _pontryagin_resnet import drawn
 
 from wflow import InputError, nets, study
-from wflow._core.checks import whole
 from wflow.cli import guarded
 from wflow.study import Finding, networks
 from wflow.study.networks import Record, Results, Run, Trained
@@ -95,7 +94,7 @@ class PontryaginResnet(networks.NetFlags):
     """Points to test."""
     layers: study.Count = 15
     """Layers, steps of length 1."""
-    width: Annotated[int, study.Checked(partial(whole, least=2))] = 3
+    width: study.TwoOrMore = 3
     """Width of the states, at least 2: points are filled up with zeros."""
     seeds: study.Count = 5
     """Number of training runs of each model, with seeds 0, 1, ..."""
@@ -438,7 +437,7 @@ def table_of(results: Results, names: Sequence[str]) -> str:
         "backward": column("backward", ".3g"),
         "ms per iteration": column("milliseconds", ".3g"),
         "peak memory, kB": [f"{found[0]['kilobytes']:,.0f}" for found in records.values()],
-        "gradient error": [f"{values(results, name, 'mismatch').max():.1e}" for name in names],
+        "gradient error": [f"{results.values(name, 'mismatch').max():.1e}" for name in names],
     })  # fmt: skip
 
 
@@ -463,7 +462,7 @@ def figures(flags: PontryaginResnet, results: Results) -> dict[str, Figure]:
 def findings(flags: PontryaginResnet, _: None, results: Results) -> list[Finding]:
     """Claims of the report and of the papers on which it builds, with their verdicts."""
     known = list(by_data(results))
-    of = partial(values, results)
+    of = results.values
     ratios = partial(claim, compare=partial(networks.paired, ratio=True))
 
     def pairs(key: str, more: str, less: str, scale: float = 1.0) -> dict[str, Pair]:
@@ -562,7 +561,7 @@ EXPERIMENT = networks.Experiment(
     load=lambda _: None,
     plan=plan,
     measure=measure,
-    table=lambda _, results: networks.dataset(results, SCALARS, {}, {}),
+    numbers=SCALARS,
     text=report,
     findings=findings,
     figures=figures,

@@ -40,6 +40,7 @@ class Gpt2Flags(texts.TextFlags):
     compared: ClassVar[tuple[str, ...]]
     """Scores of texts that are decided on."""
 
+    indifferent: ClassVar = texts.TextFlags.indifferent | {"checkpointing"}
     size: tuple[study.Count, study.Count, study.Count] = (12, 12, 768)
     """Blocks, heads and width of all networks."""
     checkpointing: bool = True
@@ -182,7 +183,7 @@ def experiment(name: str, load: Callable[[Any], Any]) -> networks.Experiment[Any
         load=load,
         plan=plan,
         measure=lambda flags, text, _, trained, seed: texts.measured(flags, text, trained, seed),
-        table=lambda _, results: networks.dataset(results, texts.SCALARS),
+        numbers=texts.SCALARS,
         text=report,
         findings=findings,
         figures=lambda _, results: ott.learning_curves(results, "test_loss"),

@@ -47,7 +47,6 @@ LABELS = {
     "unregularised": "continuous, no cost",
     "continuous": "continuous with cost",
 }
-CHANGES = ("dataset", "digits", "epochs", "iterations", "lam", "points", "rate", "steps")
 FLAGS: dict[str, Any] = {
     "mnist_vit": MnistVit, "cats_dogs": CatsDogs, "sentiment": Sentiment,
     "point_clouds": PointClouds, "shakespeare_gpt": ShakespeareGpt,
@@ -67,7 +66,16 @@ def of_published_size(study: str, flags: Mapping[str, Any]) -> bool:
     """Whether a study was the preset `paper`; None is a default in older summaries."""
     habits = {name: flags[name] for name in ("published",) if name in flags}
     asked = FLAGS[study].of("paper", **habits)
-    same = (flags.get(name) in (None, getattr(asked, name, None)) for name in CHANGES)
+    ignored = asked.indifferent - {"dataset"}
+
+    def plain(value: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value  # as summary.json has it
+
+    same = (
+        plain(flags.get(name)) in (None, plain(value))
+        for name, value in networks.settings(asked).items()
+        if name not in ignored
+    )
     return flags["preset"] == "paper" and all(same)
 
 

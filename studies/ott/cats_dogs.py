@@ -82,7 +82,7 @@ class CatsDogs(networks.NetFlags):
     """Blocks of the baseline."""
     blocks: study.Count = 5
     """Blocks of the other models."""
-    steps: study.Count = 20
+    steps: networks.Steps = 20
     """Steps M of the continuous models in training."""
     lam: study.Nonnegative = 0.01
     """Weight lam of the transport cost."""

@@ -72,7 +72,7 @@ class MnistVit(networks.NetFlags):
     """Width of the hidden states of the baseline."""
     width: study.Count = 64
     """Width of those of the continuous models."""
-    steps: study.Count = 20
+    steps: networks.Steps = 20
     """Steps M of the continuous models in training."""
     lam: study.Nonnegative = 0.01
     """Weight lam of the transport cost."""

@@ -98,7 +98,7 @@ class PointClouds(networks.NetFlags):
     """Inducing points of a block."""
     dropout: study.Nonnegative = 0.5
     """Share of the features that are dropped in training."""
-    steps: study.Count = 8
+    steps: networks.Steps = 8
     """Steps M of the continuous models in training."""
     lam: study.Nonnegative = 1.0
     """Weight lam of the transport cost."""

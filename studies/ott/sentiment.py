@@ -94,7 +94,7 @@ class Sentiment(networks.NetFlags):
     """Blocks of the baseline."""
     depth: study.Count = 3
     """Blocks of the other models."""
-    steps: study.Count = 8
+    steps: networks.Steps = 8
     """Steps M of the continuous models in training."""
     lam: study.Nonnegative = 0.5
     """Largest weight lam of the transport cost."""

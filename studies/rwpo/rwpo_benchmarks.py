@@ -104,7 +104,7 @@ class RwpoBenchmarks(networks.NetFlags):
     """Those of them on which flows are trained with the weights of eq. 16 as well."""
     seeds: study.Count = 5
     """Number of training runs of each model, with seeds 0, 1, ..."""
-    steps: study.Count = 48
+    steps: networks.Steps = 48
     """Steps n_t of the flows."""
     width: study.Count = 48
     """Width of the potential."""
@@ -157,7 +157,6 @@ class Model:
     start: float | None = None
 
 
-EQ16 = (1.0, 1.0, 0.1)  # weights of the loss as [RWPO] eq. 16 and Table 1 have them
 MODELS = {
     "OT-Flow": Model(None),
     "printed": Model(PRINTED),

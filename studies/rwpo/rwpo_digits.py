@@ -86,7 +86,7 @@ class RwpoDigits(networks.NetFlags):
     """Epochs of the autoencoders and the classifier."""
     seeds: study.Count = 5
     """Number of training runs of each flow, with seeds 0, 1, ..."""
-    steps: study.Count = 48
+    steps: networks.Steps = 48
     """Steps of the flows, of four stages each, and of one in the printed algorithm."""
     width: study.Count = 128
     """Width of the potential."""
@@ -672,7 +672,7 @@ EXPERIMENT = networks.Experiment(
     load=prepare,
     plan=plan,
     measure=measure,
-    table=lambda _, results: networks.dataset(results, SCALARS, {}, {}),
+    numbers=SCALARS,
     text=report,
     findings=findings,
     figures=lambda flags, results: figures(prepare(flags), results, ENOUGH),

@@ -119,7 +119,7 @@ class RwpoInverse(networks.NetFlags):
     """Models to train for each problem."""
     seeds: study.Count = 3
     """Number of training runs of each model, with seeds 0, 1, ..."""
-    steps: study.Count = 48
+    steps: networks.Steps = 48
     """Steps n_t of the flows."""
     iterations: study.Count = 12_001
     """Training iterations."""

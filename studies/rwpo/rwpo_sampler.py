@@ -68,19 +68,19 @@ class RwpoSampler(study.OutputFlags):
     """Targets of the comparison of samplers."""
     tokens: study.Count = 1000
     """Number of tokens of this comparison."""
-    steps: tuple[study.Positive, ...] = (0.4, 0.2, 0.1, 0.05)
+    steps: study.Distinct[study.Positive] = (0.4, 0.2, 0.1, 0.05)
     """Its steps h in units of 1/L, L the Lipschitz constant of the gradient."""
     budgets: tuple[study.Count, ...] = (5, 10, 20, 40, 80, 160, 320)
     """Gradient evaluations of every token after which samplers are compared, three or more."""
-    dims: tuple[study.Dimension, ...] = (2, 10, 50)
+    dims: study.Distinct[study.TwoOrMore] = (2, 10, 50)
     """Dimensions of its targets."""
-    sweep: tuple[study.Count, ...] = (250, 1000, 3000)
+    sweep: study.Compared[study.Count] = (250, 1000, 3000)
     """Numbers of tokens of the other parts, two or more."""
-    scales: tuple[study.Dimension, ...] = (2, 5, 10, 20, 50)
+    scales: study.Distinct[study.TwoOrMore] = (2, 5, 10, 20, 50)
     """Dimensions in which the effective sample size is measured."""
     decay: study.Count = 2000
     """Steps of the absorbed cloud."""
-    betas: tuple[study.Positive, ...] = (0.25, 1.0, 4.0, 16.0)
+    betas: study.Distinct[study.Positive] = (0.25, 1.0, 4.0, 16.0)
     """Inverse temperatures."""
     until: study.Positive = 4.0
     """Time of the runs that measure the bias."""
@@ -91,9 +91,7 @@ class RwpoSampler(study.OutputFlags):
 
     def check(self) -> None:
         super().check()
-        least = {"budgets": 3, "sweep": 2}
-        for name in ("steps", "budgets", "dims", "sweep", "scales", "betas"):
-            study.distinct(getattr(self, name), f"--{name}", least.get(name, 1))
+        study.distinct(self.budgets, "--budgets", 3)
 
 
 # Targets and runs

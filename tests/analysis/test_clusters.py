@@ -531,3 +531,27 @@ def test_the_limit_of_a_run_without_tokens_has_no_distance():
     x0 = wflow.tokens.uniform(5, 3)
     bare = wflow.solve(x0, Frozen(), heads=1, t_final=1.0, dt=0.1, save=save)
     assert math.isnan(clusters.omega_limit(bare, windows=4).w2_last)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("angle", [1e-3, 0.1, 1.0, 2.0, 3.0])
+def test_ties_are_as_wide_as_stated(angle, dtype):
+    x = np.array([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype)
+    chord, unit = pdist(x)[0], np.finfo(dtype).eps
+    tie = min(16 * unit / chord, chord * math.sqrt(unit) / 32) + 2 * unit
+    for share, expected in ((0.7, 1), (1.3, 2)):
+        assert clusters.count(x, 2 * math.asin((chord - share * tie) / 2)) == expected
+
+
+@given(seed=SEEDS, scale=st.floats(0, math.pi), unit=st.sampled_from([2.0**-52, 2.0**-23]))
+@QUICK
+def test_the_number_of_clusters_falls_as_the_scale_grows(seed, scale, unit):
+    rng = np.random.default_rng(seed)
+    scales = np.sort(
+        scale * (1 + rng.uniform(-1e-5, 1e-5, 200) * rng.choice([1, 1e-5, 1e-10], 200))
+    )
+    reached = [compiled.reach(s, unit) for s in np.minimum(scales, math.pi)]
+    assert np.all(np.diff(reached) >= -1e-15)
+    x = ring(int(rng.integers(3, 30)))
+    counts = [clusters.count(x, s) for s in np.sort(np.append(rng.uniform(0, 3, 20), 0))]
+    assert np.all(np.diff(counts) <= 0)

@@ -355,3 +355,16 @@ def test_the_exponent_of_a_run_is_that_of_its_flow():
         FLOWS.classes.pop("MySoftmax")
     known = stability.exponent(wflow.solve(x0, law, **how), law=law)
     assert float(known[0, -1]) > 0
+
+
+def test_a_flow_that_changes_itself_is_named_at_the_end(tmp_path):
+    class Counting(MySoftmax):
+        calls = 0
+
+        def velocity(self, cloud):
+            self.calls += 1
+            return super().velocity(cloud)
+
+    how = {"heads": 1, "t_final": 0.1, "dt": 0.05, "out": tmp_path / "run.h5"}
+    with pytest.warns(UserWarning, match="changed"):
+        wflow.solve(np.eye(3), Frozen(), flow=Counting(), **how).close()

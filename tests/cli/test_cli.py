@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from run_layouts import STEERING, escapes, spoiled, steers
 
 import wflow
@@ -358,3 +359,19 @@ def test_plot_replaces_no_foreign_file(runs, tmp_path, kind, capsys, sketched):
     assert not list(figure.parent.glob(".*")), "a draft is left"
     figure.rmdir() if kind == "folder" else figure.unlink()
     assert main(command) == 0 == main(command)  # its own figures are replaced
+
+
+def test_plot_replaces_the_figures_of_version_0_1_0_beside_their_run(
+    runs, tmp_path, capsys, sketched
+):
+    run, figure = tmp_path / "a.run.h5", tmp_path / "a.run_energy_balance.png"
+    shutil.copy(runs["bare"], run)
+    Figure().savefig(figure)
+    assert main(["plot", str(run)]) == 0
+    assert b"Software\0wflow" in figure.read_bytes()
+    Figure().savefig(figure)
+    (tmp_path / "out").mkdir()
+    figure.rename(tmp_path / "out" / figure.name)  # nothing there says what it is
+    capsys.readouterr()
+    assert main(["plot", str(run), "--out", str(tmp_path / "out")]) == 2
+    assert str(tmp_path / "out" / figure.name) in capsys.readouterr().err

@@ -424,3 +424,19 @@ def test_one_number_or_matrix_is_repeated(drift):
     options = {"heads": 2, "t_final": 0.2, "dt": 0.1, "paths": 3}
     same = wflow.solve(np.eye(3), HeadLaw(lambda D, t: np.full(D.shape, -1.0)), **options)
     assert wflow.solve(np.eye(3), HeadLaw(drift), **options).energy.equals(same.energy)
+
+
+@pytest.mark.parametrize(
+    ("drift", "diffusion"),
+    [
+        (lambda D, t: -D[:1], None),
+        (lambda D, t: -np.ones((1, 1, 1, 1)), None),
+        (None, lambda D, t: abs(D[:1, :, 0, 0])),
+        (None, lambda D, t: np.ones((1, 1))),
+    ],
+)
+def test_an_axis_of_one_path_is_not_repeated(drift, diffusion):
+    law = HeadLaw(drift, diffusion, symmetric=False)
+    options = {"heads": 2, "t_final": 0.2, "dt": 0.1, "save": wflow.SaveAt(budget=False)}
+    with pytest.raises(InputError, match="real numbers"):
+        wflow.solve(np.eye(3), law, paths=3, **options)

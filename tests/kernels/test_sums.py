@@ -207,3 +207,15 @@ def test_sums_of_shifted_scores_keep_their_digits_in_single_precision():
     D = 30.0 * np.eye(2)[None]
     single, double = mobility(x, D.astype(np.float32)), mobility(x.astype(float), D)
     assert np.abs(single / double - 1).max() < 2e-5
+
+
+def test_general_heads_run_fast():
+    rng = np.random.default_rng(0)
+    qkv = heads.QKV(*(rng.normal(size=(2, 3, 3)) / 2 for _ in range(3)))
+    x0 = tokens.uniform(300, 3, seed=1)
+    options = SHORT | {"heads": qkv}
+    fast, exact = (
+        wflow.solve(x0, heads.Frozen(), **options, compute=wflow.Compute(method=m))
+        for m in ("fast", "exact")
+    )
+    np.testing.assert_allclose(fast["tokens"].values, exact["tokens"].values, atol=1e-10)

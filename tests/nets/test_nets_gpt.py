@@ -1,4 +1,4 @@
-"""GPT: published sizes, causality, generation, and the weights of a published GPT-2."""
+"""GPT: published sizes, generation, and the weights of a published GPT-2."""
 
 import math
 

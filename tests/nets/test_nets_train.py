@@ -336,3 +336,9 @@ def test_tensorboard_that_is_absent_is_said_before_anything_is_written(tmp_path,
     with pytest.raises(InputError, match="pip install tensorboard"):
         run(tmp_path / "out", tensorboard=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_gradients_that_are_there_before_a_training_do_not_count():
+    model = network()
+    functional.cross_entropy(model(torch.randn(8, 6)), torch.zeros(8).long()).backward()
+    assert_same(run(model=model), run())

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -236,3 +237,23 @@ def test_full_disk_leaves_neither_half_a_figure_nor_harm_to_an_old_one(
     with pytest.raises(InputError, match="No space left"):
         save(figure, tmp_path / "new" / "folder", "g")
     assert not (tmp_path / "new").exists()
+
+
+def power_law(exponent=-1.0, interval=(-1.02, -0.98), points=4) -> SimpleNamespace:
+    """What the figure uses of `wflow.fits.PowerLaw`."""
+    return SimpleNamespace(
+        prefactor=0.4,
+        exponent=exponent,
+        pearson=-0.999,
+        exponent_ci=interval,
+        prefactor_ci=(0.38, 0.42) if np.isfinite(interval[0]) else interval,
+        level=0.95,
+        points=points,
+        band=lambda x: (0.36 * x**exponent, 0.44 * x**exponent),
+    )
+
+
+def test_scaling_figure_claims_no_interval_from_one_path_and_no_pearson_from_two_points() -> None:
+    fit = power_law(exponent=0.0, interval=(np.nan, np.nan), points=2)
+    shown = texts(plots.gradient_against_heads([4, 8], np.full((2, 1), 0.3), fit))
+    assert "95 %" not in shown and "Pearson" not in shown

@@ -1,5 +1,6 @@
 """Run files under kills, full disks, damage and foreign files."""
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -11,8 +12,10 @@ import xarray as xr
 from run_layouts import CONFIG, a_layout, attrs, fill, finished, in_child
 
 from wflow import RunFileError
-from wflow.runs import read
+from wflow.analysis.verify import verify
+from wflow.runs import read, store
 from wflow.runs.read import open_run, run_status
+from wflow.runs.schema import history_line, history_text
 from wflow.runs.store import MemoryStore, RunWriter
 
 
@@ -203,3 +206,32 @@ def test_a_file_that_another_program_made_meanwhile_is_not_replaced(tmp_path):
         writer.finish()
     assert path.read_text() == "mine" and (tmp_path / "run.h5.partial").exists()
     writer.abandon()
+
+
+def test_a_power_failure_within_the_last_writes_leaves_a_run_that_resumes(tmp_path):
+    # Nothing orders the last writes on the disk: any of their pages may be there without the rest.
+    path, unfinished = tmp_path / "run.h5", tmp_path / "run.h5.partial"
+    writer = RunWriter.create(path, a_layout(), attrs())
+    writer.checkpoint({"step": np.array(2)})
+    writer.abandon()
+    before, state = unfinished.read_bytes(), (tmp_path / "run.h5.checkpoint").read_bytes()
+    history = history_text([attrs()["history"], history_line("resumed")])
+    store.set_late(unfinished, 1, history, {"": "0" * 64, "energy": "1" * 64})
+    after = unfinished.read_bytes()
+    pages = [slice(k, k + 4096) for k in range(0, len(before), 4096)]
+    pages = [page for page in pages if before[page] != after[page]]
+    assert pages and len(before) == len(after)
+    for there in itertools.product((False, True), repeat=len(pages)):
+        torn = bytearray(before)
+        for page in itertools.compress(pages, there):
+            torn[page] = after[page]
+        unfinished.write_bytes(torn)
+        assert run_status(path) == "partial"
+        writer, _ = RunWriter.resume(path, CONFIG)
+        fill(writer, a_layout())
+        writer.finish()
+        assert verify(path).checks[0].passed and not unfinished.exists()
+        with open_run(path) as ds:
+            assert "resumed by" in ds.attrs["history"] and ds.attrs["complete"] == 1
+        path.unlink()
+        (tmp_path / "run.h5.checkpoint").write_bytes(state)

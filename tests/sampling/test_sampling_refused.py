@@ -138,7 +138,8 @@ REFUSED = [
     (lambda: reference.r_hat(np.ones((2, 3))), "four draws"),
     (lambda: reference.rank_test(START, START), r"expected \(n, k\)"),
     # distances
-    *((lambda name=name, bad=bad, turn=turn: getattr(comparison, name)(*[X, bad][::turn]), None)
+    *((lambda name=name, bad=bad, turn=turn: getattr(comparison, name)(*[X, bad][::turn]),
+       "R|finite|real numbers|one space|1e50")
       for name in comparison.__all__ for turn in (1, -1)
       for bad in (X[0], X[:, :0], X[:0], [[NAN, 1.0, 0.0]] * 5, "points", X[:, :2], 1e60 * X)),
     (lambda: comparison.sliced_w2(X, X, projections=0), "projections is 0"),
@@ -149,7 +150,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "words"), REFUSED)
+@pytest.mark.parametrize(("call", "words"), REFUSED, ids=[words for _, words in REFUSED])
 @pytest.mark.filterwarnings("ignore:divide by zero")
 def test_what_does_not_fit_is_refused(call, words):
     with pytest.raises(InputError, match=words):

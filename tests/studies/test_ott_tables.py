@@ -143,6 +143,8 @@ def test_the_command_writes_the_page(tmp_path, monkeypatch, capsys):
         ("paper", {"published": True}, True),
         ("paper", {"published": True, "steps": 10}, False),
         ("paper", {"lam": 2.0}, False),
+        ("paper", {"crops": 8, "parts": 4}, False),
+        ("paper", {"encoder": "roberta-large"}, True),
         ("cpu", {}, False),
     ],
 )

@@ -1,7 +1,7 @@
 """Studies by their names: which there are, what each is about, and how one is run.
 
-A study is a script in `studies/` or one of its folders that a checkout runs as `python
-studies/NAME.py`; its name is that of the file. A wheel carries a copy of the folder.
+A study is a script in `studies/` or one of its folders, which Python runs as a file; its name is
+that of the file. A wheel carries a copy of the folder.
 """
 
 import ast
@@ -61,9 +61,10 @@ def title(name: str) -> str:
 def listing() -> str:
     """Write what `wflow study list` prints: for each folder its subject, and a line per study."""
     width, lines = max(map(len, names())), []
-    for group, subject in _SUBJECTS.items():
-        lines.append(subject)
+    groups = {str(file.parent.relative_to(folder())) for file in scripts().values()}
+    for group in [*_SUBJECTS, *sorted(groups - set(_SUBJECTS))]:
         found = [name for name, file in scripts().items() if file.parent == folder() / group]
+        lines += [_SUBJECTS.get(group, group)] if found else []
         lines += [f"  {name:<{width}}  {title(name)}" for name in found]
     return "\n".join(lines)
 

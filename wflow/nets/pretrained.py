@@ -211,7 +211,11 @@ def _write(network: nn.Module, folder: Path) -> None:
         for name, value in network.state_dict().items()
         if firsts[name] == name
     }
-    data = safetensors().save(state, {"format": "pt", _FORMAT: __version__})
+    library = safetensors()
+    try:
+        data = library.save(state, {"format": "pt", _FORMAT: __version__})
+    except Exception as error:  # of tensors that the format does not know
+        raise InputError(f"the weights cannot be written as safetensors: {error}") from None
     digest = hashlib.sha256(data).hexdigest()
     whole = {"format": f"{_FORMAT}/{_VERSION}", "wflow": __version__, **config, "sha256": digest}
     text = json.dumps(whole, indent=2) + "\n"

@@ -353,8 +353,20 @@ def _holds_networks(value: Any) -> bool:
 
 
 def _as_json(value: Any) -> Any:
-    """A value as JSON has it."""
+    """A value as JSON has it, whose dictionaries have texts as keys."""
+    if isinstance(value, dict | list | tuple):
+        _check_keys(value)
     return json.loads(json.dumps(value, default=_json_default, allow_nan=False))
+
+
+def _check_keys(value: Any) -> None:
+    if isinstance(value, dict):
+        others = [key for key in value if not isinstance(key, str)]
+        if others:
+            raise TypeError(f"it holds a dictionary with the key {others[0]!r:.40}")
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, dict | list | tuple):
+            _check_keys(part)
 
 
 def _json_default(value: Any) -> Any:

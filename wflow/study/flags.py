@@ -54,9 +54,10 @@ class Checked(NamedTuple):
     --------
     >>> from typing import Annotated
     >>> from wflow.study.flags import Checked
+    >>> from wflow import InputError
     >>> def even(value, name):
     ...     if value % 2:
-    ...         raise ValueError(f"{name} is {value}: expected an even number")
+    ...         raise InputError(f"{name} is {value}: expected an even number")
     >>> Even = Annotated[int, Checked(even)]
     """
 
@@ -131,6 +132,9 @@ class OutputFlags:
     preset_variants: ClassVar[dict[tuple[str, str, Any], dict[str, Any]]] = {}
     """(preset, field, value) -> defaults that change where that field has that value."""
 
+    indifferent: ClassVar[frozenset[str]] = frozenset()
+    """Fields by which a preset stays the one that the findings are about."""
+
     out: Folder = Path("results/study")
     """Folder for run files, summary and figures."""
     resume: Annotated[
@@ -171,12 +175,14 @@ class OutputFlags:
             plain = tuple(checked) if isinstance(given, tuple) else checked[0]
             object.__setattr__(self, field.name, plain)  # the decimal 0.1 for np.float32(0.1)
             for each in checks.get(field.name, ()):
-                if each.together:
+                if each.together and plain is not None:
                     each.check(plain, name)
 
     @classmethod
     def of(cls, preset: str, **given: Any) -> Self:
         """Return the flags of a preset, some of them given.
+
+        The class itself makes flags with the defaults of its fields, whatever their preset.
 
         Parameters
         ----------
@@ -190,6 +196,11 @@ class OutputFlags:
         OutputFlags
             An object of the class.
 
+        Raises
+        ------
+        InputError
+            For a preset that the class does not have.
+
         Examples
         --------
         >>> from dataclasses import dataclass
@@ -202,6 +213,8 @@ class OutputFlags:
         >>> Mine.of("small", seed=1).paths
         2
         """
+        if preset not in cls.presets:
+            raise InputError(f"preset is {preset!r}: expected one of {', '.join(cls.presets)}")
         values = {"preset": preset, **cls.presets[preset]}
         for (name, field, value), changed in cls.preset_variants.items():
             if name == preset and {**values, **given}.get(field) == value:
@@ -527,7 +540,7 @@ def listed(values: Any) -> str:
 
 
 def _number_text(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
+    return str(value) if isinstance(value, int | str) else f"{value:g}"
 
 
 def distinct(values: Sequence[float], name: str, least: int = 1) -> None:

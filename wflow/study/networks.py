@@ -47,6 +47,8 @@ Result = TypeVar("Result")
 Record = dict[str, Any]
 Seeds = int | Mapping[str, int]  # of every model, or of each by its name
 NEEDS = {"torch": "nets"}
+Steps = Annotated[int, Checked(partial(whole, most=100_000))]
+"""Type of the flag --steps, of a model that is continuous in time."""
 RECORD = "record.json"  # what was measured of a training, in its folder
 MOTION = ("straightness", "speed_variation", "transport")
 
@@ -58,8 +60,6 @@ class NetFlags(OutputFlags):
     needs: ClassVar[dict[str, str]] = NEEDS
     torchrun: ClassVar[bool] = False
     """Whether several processes of torchrun may train each of the networks together."""
-    indifferent: ClassVar[frozenset[str]] = frozenset()
-    """Fields by which a preset stays the one that the findings are about."""
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
     """smoke: seconds, data that needs no download; cpu: minutes for each model on two cores; paper:
     the published set-up, for a GPU."""
@@ -256,7 +256,7 @@ class Experiment(Generic[AnyFlags, Data]):
     measure: Callable[[AnyFlags, Data, Any, Trained, int], Record]
     """Flags, data, model, trained network, seed -> numbers by name, NaN where it diverged."""
     numbers: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Key of what is measured -> (text, unit), where `table` and `text` are left out."""
+    """Key of what is measured -> (text, unit), where `table` or `text` is left out."""
     table: Callable[[AnyFlags, Results], "Dataset"] | None = None
     """Flags, results -> all numbers; without it the `numbers`."""
     text: Callable[[AnyFlags, Data, Results], str] | None = None
@@ -345,7 +345,7 @@ def _summary(
     return f"{head}\n\n{markdown_table(columns)}"
 
 
-def settings(flags: NetFlags) -> dict[str, Any]:
+def settings(flags: OutputFlags) -> dict[str, Any]:
     """Return what the flags of a study set beside those of every study: what is trained."""
     shared = {each.name for each in fields(NetFlags)}
     return {
@@ -353,11 +353,11 @@ def settings(flags: NetFlags) -> dict[str, Any]:
     }
 
 
-def is_published(flags: NetFlags) -> bool:
-    """Whether claims apply to what is trained: an unchanged preset other than `smoke`."""
-    ignored = flags.indifferent
-    asked = type(flags).of(flags.preset, **{name: getattr(flags, name) for name in ignored})
-    return flags.preset != "smoke" and settings(flags) == settings(asked)
+def is_published(flags: OutputFlags) -> bool:
+    """Whether claims apply to what is computed: an unchanged preset other than `smoke`."""
+    preset: str = getattr(flags, "preset", "smoke")
+    kept = {name: getattr(flags, name) for name in flags.indifferent}
+    return preset != "smoke" and settings(flags) == settings(type(flags).of(preset, **kept))
 
 
 def on_rank_zero(flags: NetFlags, task: Callable[[], Result]) -> Result:

@@ -80,7 +80,9 @@ _PACKED = {".gz": "gzip", ".bz2": "bz2", ".lz4": "lz4", ".zst": "zstd"}
 _NAME = re.compile(
     r".+\.(?:(jsonl|ndjson|txt|parquet|arrow)|(json|jsonl|ndjson|txt)\.(gz|bz2|lz4|zst))", re.I
 )
-_EXPECTED = ".jsonl, .ndjson, .txt (these also with .gz, .bz2, .lz4, .zst), .parquet or .arrow"
+_EXPECTED = (  # lines of JSON that are packed are called .json.gz, too
+    ".jsonl, .ndjson, .txt (these and .json with .gz, .bz2, .lz4 or .zst), .parquet or .arrow"
+)
 _FILE, _END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"  # begin of a file of Arrow, end of a stream
 
 
@@ -501,6 +503,8 @@ def prepare_text(
     with _claimed(folder):
         done = _done(folder, setting, listing, resume, overwrite)
         if done is not None:
+            # First: by the journal the other files are known as ours.
+            _write_document(folder / JOURNAL, setting | done)
             for file, content in zip(PAIRS, pairs, strict=True):
                 replace_file(folder / file, partial(Path.write_bytes, data=content))
             _prepare(folder, corpus, setting, done, workers, switch(show, "show"))

@@ -131,8 +131,8 @@ def _same_training(path: Path, config: Mapping[str, Any], model: nn.Module) -> d
     check_weights(path, saved["model"], model, types=True)
     lines = first_difference(saved["description"], described(model))
     # Versions of torch may print the same network in other words.
-    network = config_text(model)
-    known = isinstance(json.loads(network), dict) and saved["network"] == network
+    network = json.loads(config_text(model))
+    known = isinstance(network, dict) and json.loads(saved["network"]) == network
     if lines is not None and not known:
         raise InputError(
             f"{path} holds another network: '{lines[0]}' in the file, '{lines[1]}' in the model; "

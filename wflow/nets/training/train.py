@@ -802,6 +802,11 @@ def train(
     board = folder / TENSORBOARD if tensorboard and folder is not None else None
     if board is not None:
         check_tensorboard()
+        if board.is_symlink() or (board.exists() and not board.is_dir()):
+            raise InputError(
+                f"{board} is no folder: expected one for the files of TensorBoard, or nothing; "
+                "move it away, or choose another folder"
+            )
     processes = process_group(config.device)
     processes.check_batch(config.batch, config.accumulate)
     on_gpu = processes.device.type == "cuda"
@@ -874,7 +879,7 @@ class _Run:
         self.clock = time.perf_counter()
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint; where its data or optimiser do not fit, nothing changes."""
+        """Continue from a checkpoint; where its data or optimiser do not fit, the network stays."""
         self.source.restore(saved.get("data"), saved["step"])
         self.learner.restore(saved["optimizer"])
         self.model.load_state_dict(saved["model"])

@@ -178,6 +178,7 @@ REFUSED = {
         "radius": [0.0, [1.0, 2.0, 3.0], NO_TENSOR[0]], "t_final": [-1.0], "passes": [0]},
     "particles.velocity": {("x", "d = 5"): [np.eye(5)]},
     # training
+    "build": {("config", "no registered network"): [3, ZEROS(4, 3).to_sparse(), {"network": 3}]},
     "train.Constant": {"rate": [0, *NO_NUMBER]},
     "train.Cosine": {"least": [0.2], ("warm_up", "warm-up"): [10]},
     "train.StepDecay": {("rates", "rate"): [(0.1,), True, "3", None], "boundaries": [(3, 2)]},

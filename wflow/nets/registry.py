@@ -271,14 +271,14 @@ def _outline() -> Iterator[None]:
 
 def _class_of(config: Any) -> type[nn.Module]:
     """The registered class that a configuration names."""
-    try:
-        return _CLASSES[config["network"]]
-    except (KeyError, TypeError):
+    name = config.get("network") if isinstance(config, Mapping) else None
+    if not isinstance(name, str) or name not in _CLASSES:
         raise InputError(
             f"the configuration {config!r:.80} names no registered network: expected as its "
             f"network one of {', '.join(sorted(_CLASSES))}; a custom class is known when the "
             "module that registers it (nets.register) has been imported"
-        ) from None
+        )
+    return _CLASSES[name]
 
 
 def _network_of(config: Any, *inner: nn.Module) -> nn.Module:

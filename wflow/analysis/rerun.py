@@ -285,7 +285,7 @@ def replayed(ds: xarray.Dataset, pairs: float, nudge: float = 0.0) -> dict[str, 
         return _replayed_densities(ds, short, dt, pairs, nudge)
     x0 = short.pop("x0")
     x0 = x0 + nudge * np.roll(x0, 1, axis=-1)
-    problem = problem_of(x0 if x0.ndim == 2 else x0[0], **short)
+    problem = problem_of(_first_cloud(x0), **short)
     problem = replace(problem, first_path=first)
     evaluations = problem.steps * problem.scheme.stages
     if problem.control is not None:
@@ -337,12 +337,15 @@ def residuals(
 
 def _first_path(arguments: dict[str, Any], unit: float) -> ParticleRun | equation.MeanField:
     """The run of arguments, whose initial tokens or density are those of the first path."""
-    name = "density" if "density" in arguments else "x0"
-    state = arguments[name]
-    arguments = arguments | {name: state[0] if state.ndim == 3 - (name == "density") else state}
-    if name == "density":
-        return equation.problem_of_task(arguments, unit=unit, as_is=True)
-    return ParticleRun(problem_of(**arguments))
+    if "mesh" in arguments:
+        density = np.atleast_2d(arguments["density"])[0]
+        return equation.problem_of_task(arguments | {"density": density}, unit=unit, as_is=True)
+    return ParticleRun(problem_of(**arguments | {"x0": _first_cloud(arguments["x0"])}))
+
+
+def _first_cloud(x0: Floats) -> Floats:
+    """Initial tokens (n, d) of the first path."""
+    return x0 if x0.ndim == 2 else x0[0]
 
 
 def _arguments(ds: xarray.Dataset) -> tuple[dict[str, Any], float]:

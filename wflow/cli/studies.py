@@ -52,21 +52,22 @@ def names() -> list[str]:
     return list(scripts())
 
 
-def title(name: str) -> str:
+def title(script: Path) -> str:
     """Give the first line of the docstring of a study; the study is not run."""
-    source = scripts()[name].read_text(encoding="utf-8")
+    source = script.read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
 def listing() -> str:
     """Write what `wflow study list` prints: for each folder its subject, and a line per study."""
-    width, lines = max(map(len, names())), []
-    groups = {str(file.parent.relative_to(folder())) for file in scripts().values()}
-    for group in [*_SUBJECTS, *sorted(groups - set(_SUBJECTS))]:
-        found = [name for name, file in scripts().items() if file.parent == folder() / group]
-        lines += [_SUBJECTS.get(group, group)] if found else []
-        lines += [f"  {name:<{width}}  {title(name)}" for name in found]
-    return "\n".join(lines)
+    studies = scripts()
+    width = max(map(len, studies))
+    groups: dict[str, list[str]] = {group: [] for group in _SUBJECTS}
+    for name, file in studies.items():
+        group = str(file.parent.relative_to(folder()))
+        groups.setdefault(group, []).append(f"  {name:<{width}}  {title(file)}")
+    filled = {group: lines for group, lines in groups.items() if lines}
+    return "\n".join("\n".join([_SUBJECTS.get(g, g), *lines]) for g, lines in filled.items())
 
 
 def check_name(name: str) -> None:

@@ -82,6 +82,14 @@ def per_epoch(
 # ---------------
 
 
+def motion_texts(inputs: str) -> dict[str, tuple[str, str]]:
+    """Text and unit of each of `networks.MOTION`, of the first test inputs."""
+    straight = f"arc length over chord of hidden states, first test {inputs}"
+    speed = "standard deviation over mean of the speed, likewise"
+    texts = (straight, speed, "transport cost, likewise")
+    return {key: (text, "1") for key, text in zip(networks.MOTION, texts, strict=True)}
+
+
 def classified(
     model: nn.Module,
     batches: Iterable[tuple[torch.Tensor, ...]],

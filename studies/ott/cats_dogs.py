@@ -305,9 +305,7 @@ def tabulated(flags: CatsDogs, results: Results) -> Dataset:
             "whole": ("final test accuracy on whole pictures", "1"),
             "cropped": ("final test accuracy on random crops and flips of the pictures", "1"),
             "training": ("training loss, mean of the last epoch", "1"),
-            "straightness": ("arc length over chord of hidden states, first test pictures", "1"),
-            "speed_variation": ("standard deviation over mean of the speed, likewise", "1"),
-            "transport": ("transport cost, likewise", "1"),
+            **ott.motion_texts("pictures"),
             "seconds": ("time of the training steps", "s"),
         },
     )

@@ -262,9 +262,7 @@ def tabulated(flags: MnistVit, results: Results) -> Dataset:
         {
             "final": ("test accuracy after the last epoch", "1"),
             "best": ("best test accuracy of any epoch", "1"),
-            "straightness": ("arc length over chord of hidden states, first test images", "1"),
-            "speed_variation": ("standard deviation over mean of the speed, likewise", "1"),
-            "transport": ("transport cost, likewise", "1"),
+            **ott.motion_texts("images"),
             "output_norm": ("2-norm L of the output layer", "1"),
             "seconds": ("time of the training steps", "s"),
         },

@@ -132,9 +132,6 @@ class OutputFlags:
     preset_variants: ClassVar[dict[tuple[str, str, Any], dict[str, Any]]] = {}
     """(preset, field, value) -> defaults that change where that field has that value."""
 
-    indifferent: ClassVar[frozenset[str]] = frozenset()
-    """Fields by which a preset stays the one that the findings are about."""
-
     out: Folder = Path("results/study")
     """Folder for run files, summary and figures."""
     resume: Annotated[

@@ -60,6 +60,8 @@ class NetFlags(OutputFlags):
     needs: ClassVar[dict[str, str]] = NEEDS
     torchrun: ClassVar[bool] = False
     """Whether several processes of torchrun may train each of the networks together."""
+    indifferent: ClassVar[frozenset[str]] = frozenset()
+    """Fields by which a preset stays the one that the findings are about."""
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
     """smoke: seconds, data that needs no download; cpu: minutes for each model on two cores; paper:
     the published set-up, for a GPU."""
@@ -345,7 +347,7 @@ def _summary(
     return f"{head}\n\n{markdown_table(columns)}"
 
 
-def settings(flags: OutputFlags) -> dict[str, Any]:
+def settings(flags: NetFlags) -> dict[str, Any]:
     """Return what the flags of a study set beside those of every study: what is trained."""
     shared = {each.name for each in fields(NetFlags)}
     return {
@@ -353,11 +355,11 @@ def settings(flags: OutputFlags) -> dict[str, Any]:
     }
 
 
-def is_published(flags: OutputFlags) -> bool:
-    """Whether claims apply to what is computed: an unchanged preset other than `smoke`."""
-    preset: str = getattr(flags, "preset", "smoke")
+def is_published(flags: NetFlags) -> bool:
+    """Whether claims apply to what is trained: an unchanged preset other than `smoke`."""
     kept = {name: getattr(flags, name) for name in flags.indifferent}
-    return preset != "smoke" and settings(flags) == settings(type(flags).of(preset, **kept))
+    asked = type(flags).of(flags.preset, **kept)
+    return flags.preset != "smoke" and settings(flags) == settings(asked)
 
 
 def on_rank_zero(flags: NetFlags, task: Callable[[], Result]) -> Result:

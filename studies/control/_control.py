@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,6 @@ from numpy.typing import NDArray
 from wflow import nets
 from wflow.study import Finding, networks
 from wflow.study.frame import Verdict
-from wflow.study.networks import Record
-
-if TYPE_CHECKING:
-    from xarray import Dataset
 
 FloatArray = NDArray[np.float64]
 Pair = tuple[FloatArray, FloatArray]  # what is said to be more, and what less, by seed
@@ -35,15 +31,6 @@ def window_set(text: nets.data.Text, context: int) -> Any:
         text.train, context=context, batch=len(text.train), vocabulary=text.vocabulary
     )  # all whole windows; what is left over comes behind them
     return TensorDataset(inputs, targets)
-
-
-def times(history: Dataset) -> Record:
-    """How many iterations a training had, and how long they took."""
-    return {
-        "iterations": history.sizes["step"],
-        "seconds": float(history["seconds"].sum()),
-        "milliseconds": 1e3 * float(np.median(history["seconds"].values)),
-    }
 
 
 def claim(

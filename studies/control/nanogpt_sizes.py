@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from _control import PUBLISHED, FloatArray, Pair, claim, times, window_set
+from _control import PUBLISHED, FloatArray, Pair, claim, window_set
 
 from wflow import InputError, nets, study
 from wflow._core.extras import install, missing
@@ -102,7 +102,6 @@ class NanogptSizes(networks.NetFlags):
     epochs: study.Count = 20
     """Passes through the training text."""
     seeds: study.Count = 5
-    """Number of training runs of each model, with seeds 0, 1, ..."""
     passages: study.Count = 100
     """Passages of the test part whose beginnings the networks continue."""
     beginning: study.Count = 20
@@ -115,7 +114,6 @@ class NanogptSizes(networks.NetFlags):
     top_k: study.Count = 200
     """Likeliest tokens among which the next one is drawn, as in sample.py of nanoGPT."""
     out: study.Folder = Path("results/nanogpt_sizes")
-    """Folder for checkpoints, metrics, summary, samples and figures."""
 
 
 def models(flags: NanogptSizes) -> dict[str, Model]:
@@ -294,8 +292,7 @@ def measure(
     net, device, history = training.model, training.device, training.history
     corpus = corpora.of[kind]
     text = corpus.text
-    record: Record = dict.fromkeys(SCALARS, math.nan) | times(history)
-    record |= {"device": str(history.attrs["devices"]), "samples": []}
+    record: Record = {"device": str(history.attrs["devices"]), "samples": []}
     if training.diverged:
         return record
     assert isinstance(net, nets.GPT)
@@ -560,18 +557,16 @@ def lead(flags: NanogptSizes, corpora: Corpora, results: Results) -> str:
     parts = [
         networks.caption(flags, flags.seeds, results, sources),
         f"Width / context / batch / blocks / heads: {sizes}; feed-forward layers four times as "
-        f"wide, dropout {flags.dropout:g}, Adam at a constant rate of {flags.rate:g}, "
-        f"{flags.epochs} epoch{'s' if flags.epochs > 1 else ''} of windows that do not overlap. "
-        "The train loss is that of the first training tokens, as many as there are test tokens, "
-        f"without dropout. Frequencies of tokens alone have the test loss {alone}. Seconds are "
-        "those of the iterations, without evaluations.",
+        "wide, Adam at a constant rate, windows that do not overlap. The train loss is that of the "
+        "first training tokens, as many as there are test tokens, without dropout. Frequencies of "
+        f"tokens alone have the test loss {alone}. Seconds are those of the iterations, without "
+        "evaluations.",
         f"BLEU: {len(corpora.first.continuations)} passages of the test part, evenly spread; the "
-        f"network sees {flags.beginning} words (their last {taken}) and continues them at "
-        f"temperature {flags.temperature:g} among the {flags.top_k} likeliest tokens, as sample.py "
-        f"of nanoGPT does; its first {flags.words} words are compared with the {flags.words} that "
-        "follow in the text, or with those of all other passages (any passage). Next tokens: the "
-        "likeliest token after each of the true ones, window by window. Another passage: words of "
-        "Shakespeare in the place of generated ones, against a continuation that is not theirs.",
+        f"network sees the words of a beginning (their last {taken}) and continues them; its "
+        "first words are compared with those that follow in the text, or with those of all other "
+        "passages (any passage). Next tokens: the likeliest token after each of the true ones, "
+        "window by window. Another passage: words of Shakespeare in the place of generated ones, "
+        "against a continuation that is not theirs.",
     ]
     signature = metric()
     parts.append(

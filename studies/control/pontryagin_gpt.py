@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import tyro
-from _control import FloatArray, Pair, claim, times, window_set
+from _control import FloatArray, Pair, claim, window_set
 from _pontryagin_gpt import figures
 from numpy.typing import NDArray
 
@@ -40,7 +40,6 @@ from wflow.study.texts import EVALUATION, loss_on
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from xarray import Dataset
 
 NUDGE = 1e-15  # relative change of the weights of the training to compare with
 FINER = (4, 8, 16)  # times the steps, for the order of the Hamiltonian's variation
@@ -136,10 +135,8 @@ class PontryaginGpt(networks.NetFlags):
     compared: study.Count = 50
     """Iterations whose losses by costates and by back-propagation are compared."""
     seeds: study.Count = 5
-    """Number of training runs of each model, with seeds 0, 1, ..."""
     compile: tyro.conf.Suppress[study.Switch] = False  # sweeps of costates are not compiled
     out: study.Folder = Path("results/pontryagin_gpt")
-    """Folder for checkpoints, metrics, summary and figures."""
 
 
 def load(flags: PontryaginGpt) -> nets.data.Text:
@@ -267,29 +264,23 @@ def measure(
 ) -> Record:
     """Losses, Hamiltonian, trajectories, and what is asked of the method."""
     net, history = training.model, training.history
-    states = max(flags.steps, flags.blocks) + 1
-    record: Record = dict.fromkeys(SCALARS, math.nan) | dict.fromkeys(ALONG, [math.nan] * states)
-    record |= times(history)
     if training.diverged:
-        return record
+        return {}
     assert isinstance(net, nets.GPT)
     begun = network(flags, model, text.vocabulary, seed)
-    record |= {
+    record: Record = {
         "test": float(history["test_loss"][-1]),
         "train": float(history["data"].values[-20:].mean()),
         "gradients": max(difference(flags, text, each, seed) for each in (begun, net)),
     }
+    states = max(flags.steps, flags.blocks) + 1
     for key, each in (("_before", begun), ("", net)):
         found = along(flags, text, model, each)
         record[f"range{key}"], record[f"variation{key}"] = found.range, found.range / found.scale
         record[f"hamiltonian{key}"] = [*found.values, *[math.nan] * (states - len(found.values))]
     copied = in_double(net)
-    moved = networks.motion(copied.body, copied.embed(probe(flags, text)[0]))
-    record |= {
-        "straightness": moved["straightness"],
-        "speed": moved["speed_variation"],
-        "transport": moved["transport"],
-    }
+    record |= networks.motion(copied.body, copied.embed(probe(flags, text)[0]))
+    record["speed"] = record.pop("speed_variation")
     if model.body == "continuous":
         record["order"] = order(flags, text, model, net)
     if model in SWEPT.values():
@@ -466,14 +457,6 @@ def beside(name: str) -> str:
 # ------------------
 
 
-def tabulated(flags: PontryaginGpt, results: Results) -> Dataset:
-    """All numbers as a Dataset."""
-    states = range(max(flags.steps, flags.blocks) + 1)
-    return networks.dataset(
-        results, SCALARS, ALONG, {"state": (states, "number of the state along depth")}
-    )
-
-
 def report(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> str:
     """What was done, and the tables."""
     names = list(results.records)
@@ -549,13 +532,9 @@ def report(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> str:
 def lead(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> str:
     """Data, settings and methods, in words."""
     return (
-        f"{networks.caption(flags, flags.seeds, results, text.source)} Test loss on the first "
-        f"{len(text.test):,} characters of the test part. Width {flags.width}, context "
-        f"{flags.context}, batch {flags.batch}, {flags.heads} heads, dropout {flags.dropout:g}: S "
-        f"has one block, continuous takes it as the velocity of {flags.steps} Euler steps, T = 1, "
-        f"deep has {flags.blocks} blocks of one step each. Adam at a constant rate of "
-        f"{flags.rate:g}; extended MSA with rho = {flags.rho:g}, fixed: one batch of {flags.rows} "
-        f"windows without dropout. Cost: lam = {flags.lam:g} times the mean of the squared "
+        f"{networks.caption(flags, flags.seeds, results, text.source)} S has one block, continuous "
+        "takes it as the velocity of Euler steps, T = 1, deep has blocks of one step each; fixed: "
+        "one batch of --rows windows without dropout. Cost: lam times the mean of the squared "
         f"velocity over 2. The Hamiltonian H is that of {EVALUATION} test windows without dropout, "
         "in double precision; its variation is its range along depth over the mean of |p| |f| + L, "
         "and the order is that of the range in the length of the steps, from "
@@ -662,7 +641,11 @@ EXPERIMENT = networks.Experiment(
     load=load,
     plan=plan,
     measure=measure,
-    table=tabulated,
+    numbers=SCALARS,
+    along=ALONG,
+    coords=lambda flags: {
+        "state": (range(max(flags.steps, flags.blocks) + 1), "number of the state along depth")
+    },
     text=report,
     findings=findings,
     figures=lambda _, results: figures(MODELS, results),

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import tyro
-from _control import FloatArray, Pair, claim, times
+from _control import FloatArray, Pair, claim
 from _pontryagin_resnet import drawn
 
 from wflow import InputError, nets, study
@@ -97,7 +97,6 @@ class PontryaginResnet(networks.NetFlags):
     width: study.TwoOrMore = 3
     """Width of the states, at least 2: points are filled up with zeros."""
     seeds: study.Count = 5
-    """Number of training runs of each model, with seeds 0, 1, ..."""
     iterations: study.Count = 4000
     """Iterations of gradient descent and Adam."""
     maximisations: study.Count = 200
@@ -112,7 +111,6 @@ class PontryaginResnet(networks.NetFlags):
     """L-BFGS steps of a maximisation."""
     data: tyro.conf.Suppress[str | None] = None
     out: study.Folder = Path("results/pontryagin_resnet")
-    """Folder for checkpoints, metrics, summary and figures."""
 
     def check(self) -> None:
         super().check()
@@ -247,8 +245,7 @@ def measure(flags: PontryaginResnet, _: None, model: Model, training: Trained, s
 
     history, net = training.history, training.model
     forward, backward = passes(model, history)
-    record: Record = dict.fromkeys(SCALARS, math.nan) | times(history)
-    record |= {"forward": float(forward.mean()), "backward": float(backward.mean())}
+    record: Record = {"forward": float(forward.mean()), "backward": float(backward.mean())}
     if training.diverged:
         return record
     assert isinstance(net, nets.ControlledResNet)
@@ -402,14 +399,12 @@ def report(flags: PontryaginResnet, _: None, results: Results) -> str:
     names = by_data(results)
     source = f"drawn, {', '.join(names)}"
     text = (
-        f"{networks.caption(flags, flags.seeds, results, source)} "
-        f"{flags.samples} points to train on, all in every iteration, and {flags.tests:,} to test; "
-        f"{flags.layers} steps of length 1 and width {flags.width}, tanh, {count} parameters. "
-        f"Rates: gradient descent {flags.rate:g}, Adam {flags.adam:g}; rho = {flags.rho:g} and "
-        f"{flags.inner} L-BFGS steps. Forward and backward: evaluations and vector-Jacobian "
-        "products of f per layer in an iteration, with those of L-BFGS and of all trials of rho. "
-        "Loss at equal work: the training loss after as many of them as the training with the "
-        "fewest has in the table. Memory: peak of the tensors of one iteration, seed 0."
+        f"{networks.caption(flags, flags.seeds, results, source)} All points are in every "
+        f"iteration; steps have the length 1; tanh, {count} parameters. Forward and backward: "
+        "evaluations and vector-Jacobian products of f per layer in an iteration, with those of "
+        "L-BFGS and of all trials of rho. Loss at equal work: the training loss after as many of "
+        "them as the training with the fewest has in the table. Memory: peak of the tensors of "
+        "one iteration, seed 0."
     )
     return "\n\n".join([
         text,

@@ -33,8 +33,6 @@ class Gpt2Flags(texts.TextFlags):
     """Table of [OTT] with the published numbers."""
     figure: ClassVar[str]
     """Its learning curves."""
-    words: ClassVar[str]
-    """How the published networks were trained."""
     habit: ClassVar[str]
     """What --published does beside other defaults."""
     compared: ClassVar[tuple[str, ...]]
@@ -145,29 +143,23 @@ def report(flags: Gpt2Flags, text: Any, results: Results) -> str:
         "mean over windows": column("perplexity_windows", ".1f"),
         "published perplexity": ott.beside(results, published.get("perplexity", {})),
         "training loss": column("training", ".3f"),
-        "arc over chord": column("straightness", ".3f"),
-        "speed variation": column("speed_variation", ".3f"),
-        "transport cost": column("transport", ".3g"),
+        **ott.motions(results),
         "ms per iteration": column("milliseconds", ".0f"),
     }
     if "perplexity" not in published:
         del table["published perplexity"]
     lead = (
-        f"{networks.caption(flags, flags.seeds, results, texts.used(flags, text))} "
-        f"{flags.iterations:,} iterations of {flags.crops} crops of {flags.context} tokens in "
-        f"{flags.parts} part{'s' * (flags.parts > 1)}"
-        f"{', ' + flags.habit if flags.published else ''}; blocks x heads x width: "
-        f"{texts.size_text(flags.size)}, with biases and layer norms, the final one within the "
-        f"velocity; T = 1, {flags.steps} Euler steps, lam = {flags.lam:g} (of the cost without the "
-        f"1/2; the column has it), dropout {flags.dropout:g}, learning rate {flags.rate:g} to a "
-        "tenth of it. Parameters without those of the positions. Perplexity is the exponential of "
-        f"the final test loss; the mean over windows of {flags.context} tokens is that of the "
-        "published code. Test losses are those of the whole test part; hidden states those of "
-        f"{texts.WINDOWS} windows of it."
+        f"{networks.caption(flags, flags.seeds, results, texts.used(flags, text))} The size is "
+        "blocks x heads x width, with biases and layer norms, the final one within the velocity; "
+        "T = 1, Euler steps; lam weighs the cost without the 1/2, which the column has; the rate "
+        f"falls to a tenth of it{', ' + flags.habit if flags.published else ''}. Parameters are "
+        "without those of the positions. Perplexity is the exponential of the final test loss, "
+        "the mean over windows that of the published code. Test losses are those of the whole "
+        f"test part; hidden states those of {texts.WINDOWS} windows of it."
     )
     scores = published.get("scores", {})
     if flags.as_published():
-        lead += f" Published: 12 x 12 x 768, {PARAMETERS} parameters each, {flags.words}."
+        lead += f" Published: {PARAMETERS} parameters each."
     else:
         table, scores = networks.unpublished(table), {}
     if {"baseline", "continuous"} <= set(names) and not texts.overfits(results):

@@ -82,12 +82,16 @@ def per_epoch(
 # ---------------
 
 
-def motion_texts(inputs: str) -> dict[str, tuple[str, str]]:
-    """Text and unit of each of `networks.MOTION`, of the first test inputs."""
-    straight = f"arc length over chord of hidden states, first test {inputs}"
-    speed = "standard deviation over mean of the speed, likewise"
-    texts = (straight, speed, "transport cost, likewise")
-    return {key: (text, "1") for key, text in zip(networks.MOTION, texts, strict=True)}
+def trained_texts(inputs: str) -> dict[str, tuple[str, str]]:
+    """Text and unit of what is measured of every classifier, of which on some inputs."""
+    return {
+        "final": ("test accuracy after the last epoch", "1"),
+        "best": ("best test accuracy of any epoch", "1"),
+        "straightness": (f"arc length over chord of hidden states, {inputs}", "1"),
+        "speed_variation": ("standard deviation over mean of the speed, likewise", "1"),
+        "transport": ("transport cost, likewise", "1"),
+        "seconds": ("time of the training steps", "s"),
+    }
 
 
 def classified(
@@ -191,6 +195,30 @@ def percent(value: float) -> str:
 
 def millions(count: int) -> str:
     return f"{count / 1e6:.2f}M" if count >= 5e4 else f"{count:,}"
+
+
+def accuracies(
+    results: Results, published: Mapping[str, Mapping[str, str]]
+) -> dict[str, list[str]]:
+    """Columns of the test accuracies of the last and of the best epoch, beside the printed ones."""
+    final, best = published["final"], published["best"]
+    return {
+        "test accuracy (%)": networks.column(results, "final", percent),
+        "published (%)": beside(results, final),
+        "difference": networks.differences(results, "final", networks.means(final), "+.1f", 100),
+        "best epoch (%)": networks.column(results, "best", percent),
+        "published best (%)": beside(results, best),
+    }
+
+
+def motions(results: Results) -> dict[str, list[str]]:
+    """Columns of how hidden states move."""
+    styles = {
+        "arc over chord": ("straightness", ".3f"),
+        "speed variation": ("speed_variation", ".3f"),
+        "transport cost": ("transport", ".3g"),
+    }
+    return {title: networks.column(results, *how) for title, how in styles.items()}
 
 
 def beside(results: Results, printed: Mapping[str, str]) -> list[str]:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import _ott as ott
-import numpy as np
 from _ott import claim, less, more
 
 from wflow import nets, study
@@ -34,7 +33,6 @@ from wflow.study.networks import Record, Results, Run, Trained
 if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
-    from xarray import Dataset
 
 MODELS = ("baseline", "unregularised", "continuous")
 LEVELS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)  # of noise
@@ -61,7 +59,6 @@ class MnistVit(networks.NetFlags):
     digits: study.Count = MNIST
     """Number of training digits, of the 60,000 of MNIST."""
     seeds: study.Count = 5
-    """Number of training runs of each model, with seeds 0, 1, ..."""
     epochs: study.Count = 45
     """Epochs; the learning rate falls after 35/45 and 41/45 of them."""
     batch: study.Count = 100
@@ -82,7 +79,6 @@ class MnistVit(networks.NetFlags):
     """Add noise to normalised inputs, or to pixels in [0, 1]. [OTT] does not say which; the losses
     of accuracy that it reports are those of the former."""
     out: study.Folder = Path("results/mnist_vit")
-    """Folder for checkpoints, metrics, summary and figures."""
 
 
 # Data and trainings
@@ -170,21 +166,27 @@ def batches(
 # What was learnt
 # ---------------
 
+NUMBERS = ott.trained_texts("the first test images") | {
+    "output_norm": ("2-norm L of the output layer", "1")
+}
+ALONG = {
+    "gaussian": ("accuracy_gaussian", "level", "test accuracy under Gaussian noise"),
+    "uniform": ("accuracy_uniform", "level", "test accuracy under uniform noise"),
+    "steps": ("accuracy_steps", "inference_steps", "test accuracy with other steps"),
+}
+COORDS = {
+    "level": (LEVELS, "noise level"),
+    "inference_steps": (INFERENCE, "steps M at inference"),
+}
+
 
 def measure(
     flags: MnistVit, images: nets.data.Images, name: str, training: Trained, seed: int
 ) -> Record:
     """All quantities of a trained network, in single precision."""
     model, device = training.model, training.device
-    record: Record = dict.fromkeys(("final", "best", "output_norm"), np.nan)
-    record |= dict.fromkeys(networks.MOTION, np.nan)
-    record |= {key: [np.nan] * len(LEVELS) for key in ("gaussian", "uniform")}
-    record |= {
-        "steps": [np.nan] * len(INFERENCE),
-        "seconds": float(training.history["seconds"].sum()),
-    }
     if training.diverged:
-        return record
+        return {}
     clean = normalised(images)
 
     def accuracy(inputs: torch.Tensor) -> float:
@@ -199,7 +201,7 @@ def measure(
             return accuracy(noise(clean, level, seed))
         return accuracy(normalised(images, noise(nets.data.unit(images.test_images), level, seed)))
 
-    record |= {
+    record: Record = {
         "final": final,
         "best": float(training.history["accuracy"].max()),
         "gaussian": [noisy(nets.data.gaussian_noise, level) for level in LEVELS],
@@ -208,10 +210,10 @@ def measure(
     }
     body = model.body
     if isinstance(body, nets.ContinuousTransformer):
-        trained_with = body.steps
-        for place, steps in enumerate(INFERENCE):
+        trained_with, record["steps"] = body.steps, []
+        for steps in INFERENCE:
             body.steps = steps
-            record["steps"][place] = final if steps == trained_with else accuracy(clean)
+            record["steps"].append(final if steps == trained_with else accuracy(clean))
         body.steps = trained_with
         hidden = model.embed(clean[:EVALUATION].to(device))  # type: ignore[operator]
         record |= networks.motion(body, hidden)
@@ -220,7 +222,6 @@ def measure(
 
 def findings(flags: MnistVit, images: nets.data.Images, results: Results) -> list[study.Finding]:
     """Claims of the paper, with their verdicts."""
-
     table, robust = "[OTT] Table 7", "[OTT] Table 3"
     levels = range(1, len(LEVELS))
     labels = [f"{level:g}" for level in LEVELS[1:]]
@@ -255,67 +256,29 @@ def findings(flags: MnistVit, images: nets.data.Images, results: Results) -> lis
 # ------------------
 
 
-def tabulated(flags: MnistVit, results: Results) -> Dataset:
-    """All numbers as a Dataset."""
-    return networks.dataset(
-        results,
-        {
-            "final": ("test accuracy after the last epoch", "1"),
-            "best": ("best test accuracy of any epoch", "1"),
-            **ott.motion_texts("images"),
-            "output_norm": ("2-norm L of the output layer", "1"),
-            "seconds": ("time of the training steps", "s"),
-        },
-        {
-            "gaussian": ("accuracy_gaussian", "level", "test accuracy under Gaussian noise"),
-            "uniform": ("accuracy_uniform", "level", "test accuracy under uniform noise"),
-            "steps": ("accuracy_steps", "inference_steps", "test accuracy with other steps"),
-        },
-        {
-            "level": (LEVELS, "noise level"),
-            "inference_steps": (INFERENCE, "steps M at inference"),
-        },
-    )
-
-
 def report(flags: MnistVit, images: nets.data.Images, results: Results) -> str:
     """The tables, beside the published ones."""
     names = list(results.records)
     sizes = [str(ott.parameters(network(flags, name, images, 0))) for name in names]
-    column, published = partial(networks.column, results), ott.PUBLISHED["Table 7"]
+    column = partial(networks.column, results)
     main_table = {
         "model": names,
         "parameters": sizes,
-        "test accuracy (%)": column("final", ott.percent),
-        "published (%)": ott.beside(results, published["final"]),
-        "difference": networks.differences(
-            results, "final", networks.means(published["final"]), "+.1f", 100
-        ),
-        "best epoch (%)": column("best", ott.percent),
-        "published best (%)": ott.beside(results, published["best"]),
-        "arc over chord": column("straightness", ".3f"),
-        "speed variation": column("speed_variation", ".3f"),
-        "transport cost": column("transport", ".3g"),
+        **ott.accuracies(results, ott.PUBLISHED["Table 7"]),
+        **ott.motions(results),
         "norm of the output layer": column("output_norm", ".2f"),
         "training (s)": column("seconds", ".0f"),
     }
-    parts = [
-        networks.caption(flags, flags.seeds, results, images.source)
-        + f" {flags.epochs} epochs, batch {flags.batch}; T = 1, {flags.steps} Euler steps, lam = "
-        f"{flags.lam:g} times the {flags.cost} of the squared velocity over 2; noise on "
-        f"{flags.noise_on}. Hidden states are those of the first {EVALUATION} test images. With "
-        "one block the N-ODE transformer is the same system as the continuous one."
-    ]
     under, with_steps = ott.PUBLISHED["Table 3, digits"], ott.PUBLISHED["[OTT1] Table 5"]
-    if flags.dataset == "mnist":
-        parts[0] += (
-            " Published: 60,000 training digits (50,000 by section 5.2 of [OTT]), 45 epochs, 5 "
-            "seeds."
-        )
-    else:  # other digits have no published values
+    if flags.dataset != "mnist":  # other digits have no published values
         main_table = networks.unpublished(main_table)
         under, with_steps = {"gaussian": {}, "uniform": {}}, {"steps": {}}
-    parts.append(study.markdown_table(main_table))
+    parts = [
+        f"{networks.caption(flags, flags.seeds, results, images.source)} T = 1, Euler steps; lam "
+        "times the cost, of the squared velocity over 2. Hidden states are those of the first "
+        f"{EVALUATION} test images.",
+        study.markdown_table(main_table),
+    ]
     continuous = {name: runs for name, runs in results.records.items() if name != "baseline"}
     if continuous:
         parts += [
@@ -352,7 +315,9 @@ EXPERIMENT = networks.Experiment(
     load=load,
     plan=plan,
     measure=measure,
-    table=tabulated,
+    numbers=NUMBERS,
+    along=ALONG,
+    coords=lambda _: COORDS,
     text=report,
     findings=findings,
     figures=figures,

@@ -36,7 +36,6 @@ from wflow.study.networks import Record, Results, Run, Trained
 if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
-    from xarray import Dataset
 
 DROPPED = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)  # share of the points
 ROTATED = (0, 10, 20, 40, 80)  # degrees
@@ -81,7 +80,6 @@ class PointClouds(networks.NetFlags):
     points: study.Count = 5_000
     """Points that are taken of each cloud, at most."""
     seeds: study.Count = 5
-    """Number of training runs of each model, with seeds 0, 1, ..."""
     epochs: study.Count = 200
     """Epochs; the rate falls to a tenth after three quarters of them."""
     batch: study.Count = 64
@@ -267,19 +265,27 @@ def plan(flags: PointClouds, data: Data, model: ott.Model, seed: int) -> Run:
 # What was learnt
 # ---------------
 
+NUMBERS = ott.trained_texts("the first test clouds") | {
+    "training": ("training loss without the cost, mean of the last epoch", "1"),
+    "gradient": ("largest norm of a gradient in training", "1"),
+    "diverged": ("whether the loss stopped being finite", "1"),
+}
+ALONG = {
+    "dropped": ("accuracy_dropped", "share", "test accuracy with points removed"),
+    "rotated": ("accuracy_rotated", "angle", "test accuracy with clouds rotated"),
+}
+COORDS = {
+    "share": (DROPPED, "share of the points removed"),
+    "angle": (ROTATED, "angle of the rotation in degrees"),
+}
+
 
 def measure(
     flags: PointClouds, data: Data, model: ott.Model, training: Trained, seed: int
 ) -> Record:
     """All quantities of a trained network, in single precision."""
     history = training.history
-    record: Record = dict.fromkeys(("final", "best", "training", *networks.MOTION), np.nan)
-    record |= {
-        "dropped": [np.nan] * len(DROPPED),
-        "rotated": [np.nan] * len(ROTATED),
-        "gradient": ott.steepest(history),
-        "seconds": float(history["seconds"].sum()),
-    }
+    record: Record = {"gradient": ott.steepest(history)}
     if training.diverged:
         return record
     net, device = training.model, training.device
@@ -292,22 +298,18 @@ def measure(
             return accuracy(nets.data.drop_points(data.points, rate, seed), None)
         return accuracy(*nets.data.drop_points(data.points, rate, seed, mask=data.mask))
 
-    about: Any = "third" if flags.dataset == "mnist" else "random"
+    def rotated(angle: int) -> float:
+        about: Any = "third" if flags.dataset == "mnist" else "random"
+        turned = nets.data.rotate_points(data.points, math.radians(angle), seed, about=about)
+        return accuracy(turned, data.mask)
+
     final = accuracy(data.points, data.mask)
     record |= {
         "final": final,
         "best": float(history["accuracy"].max()),
         "training": float(history["data"].values[-(history["loss"].size // flags.epochs) :].mean()),
         "dropped": [final if rate == 0 else dropped(rate) for rate in DROPPED],
-        "rotated": [
-            final
-            if angle == 0
-            else accuracy(
-                nets.data.rotate_points(data.points, math.radians(angle), seed, about=about),
-                data.mask,
-            )
-            for angle in ROTATED
-        ],
+        "rotated": [final if angle == 0 else rotated(angle) for angle in ROTATED],
     }
     return record | moving(net, data, device)
 
@@ -388,30 +390,6 @@ def explosions(results: Results) -> list[study.Finding]:
 # ------------------
 
 
-def tabulated(flags: PointClouds, results: Results) -> Dataset:
-    """All numbers as a Dataset."""
-    return networks.dataset(
-        results,
-        {
-            "final": ("test accuracy after the last epoch", "1"),
-            "best": ("best test accuracy of any epoch", "1"),
-            "training": ("training loss without the cost, mean of the last epoch", "1"),
-            **ott.motion_texts("clouds"),
-            "gradient": ("largest norm of a gradient in training", "1"),
-            "diverged": ("whether the loss stopped being finite", "1"),
-            "seconds": ("time of the training steps", "s"),
-        },
-        {
-            "dropped": ("accuracy_dropped", "share", "test accuracy with points removed"),
-            "rotated": ("accuracy_rotated", "angle", "test accuracy with clouds rotated"),
-        },
-        {
-            "share": (DROPPED, "share of the points removed"),
-            "angle": (ROTATED, "angle of the rotation in degrees"),
-        },
-    )
-
-
 def report(flags: PointClouds, data: Data, results: Results) -> str:
     """The tables, beside the published ones."""
     names, published = list(results.records), ott.PUBLISHED["Table 6"]
@@ -423,32 +401,19 @@ def report(flags: PointClouds, data: Data, results: Results) -> str:
         "parameters of the blocks": [f"{every:,}" for every, _ in sizes],
         "without biases": [f"{weights:,}" for _, weights in sizes],
         "published size": ott.beside(results, published["parameters"]),
-        "test accuracy (%)": column("final", ott.percent),
-        "published (%)": ott.beside(results, published["final"]),
-        "difference": networks.differences(
-            results, "final", networks.means(published["final"]), "+.1f", 100
-        ),
-        "best epoch (%)": column("best", ott.percent),
-        "published best (%)": ott.beside(results, published["best"]),
+        **ott.accuracies(results, published),
         "training loss": column("training", ".3f"),
-        "arc over chord": column("straightness", ".3f"),
-        "speed variation": column("speed_variation", ".3f"),
-        "transport cost": column("transport", ".3g"),
+        **ott.motions(results),
         "largest gradient": column("gradient", ".3g"),
         "diverged": [f"{sum(r['diverged'] for r in results.records[name])}" for name in names],
         "training (s)": column("seconds", ".0f"),
     }
     text = networks.caption(flags, flags.seeds, results, data.source) + (
-        f" {flags.points:,} points of each cloud at most, {flags.epochs} epochs, batch "
-        f"{flags.batch}, rate {flags.rate:g} and a tenth of it after three quarters; T = 1, "
-        f"{flags.steps} Euler steps; lam weighs the {flags.cost} of the squared velocity over 2."
+        " T = 1, Euler steps, the rate falls to a tenth after three quarters of the epochs; lam "
+        "weighs the cost, of the squared velocity over 2."
     )
-    if flags.test:
-        text += f" The first {flags.test:,} test clouds."
     removed = ott.PUBLISHED["Table 3, points"]["accuracy"]
-    if flags.dataset == "modelnet40":
-        text += " Published: 5,000 points, 200 epochs, 5 seeds."
-    else:  # other clouds have no published values
+    if flags.dataset != "modelnet40":  # other clouds have no published values
         main_table, removed = networks.unpublished(main_table), {}
     return "\n\n".join(
         (
@@ -477,7 +442,9 @@ EXPERIMENT = networks.Experiment(
     load=load,
     plan=plan,
     measure=measure,
-    table=tabulated,
+    numbers=NUMBERS,
+    along=ALONG,
+    coords=lambda _: COORDS,
     text=report,
     findings=findings,
     figures=figures,

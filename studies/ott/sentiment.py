@@ -14,7 +14,6 @@ without the cost blows up: [OTT] section 5.3, Appendix I and Table 9.
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +32,6 @@ from wflow.study.networks import Record, Results, Run, Trained
 
 if TYPE_CHECKING:
     import torch
-    from xarray import Dataset
 
 LAMS = (0.0, 0.001)  # beside --lam
 FREE = "without norms"  # what the names of models end with that have no layer norms
@@ -69,7 +67,6 @@ class Sentiment(networks.NetFlags):
     dataset: Literal["imdb", "invented"] = "imdb"
     """Film reviews of IMDb, or short invented ones."""
     seeds: study.Count = 5
-    """Number of training runs of each model, with seeds 0, 1, ..."""
     seeds_free: study.Count = 5
     """Those of the models without layer norms, at most --seeds."""
     published: study.Switch = False
@@ -105,7 +102,6 @@ class Sentiment(networks.NetFlags):
     dropout: study.Nonnegative = 0.1
     """Share of the hidden states that are dropped in training."""
     out: study.Folder = Path("results/sentiment")
-    """Folder for checkpoints, metrics, summary and figures."""
 
 
 class Model(NamedTuple):
@@ -276,18 +272,18 @@ def plan(flags: Sentiment, splits: Splits, model: Model, seed: int) -> Run:
 # What was learnt
 # ---------------
 
+NUMBERS = ott.trained_texts("the longest test reviews") | {
+    "training": ("training loss of the last epoch", "1"),
+    "test_loss": ("test loss after the last epoch", "1"),
+    "largest": ("largest norm of the gradient in any step", "1"),
+    "taken": ("optimiser steps taken", "1"),
+}
+
 
 def measure(flags: Sentiment, splits: Splits, model: Model, training: Trained, seed: int) -> Record:
     """All quantities of a trained network; accuracies are those of the evaluations on the way."""
     history = training.history
-    record: Record = dict.fromkeys(
-        ("final", "best", "test_loss", "training", *networks.MOTION), math.nan
-    )
-    record |= {
-        "seconds": float(history["seconds"].sum()),
-        "largest": ott.steepest(history),
-        "taken": int(history["loss"].size),
-    }
+    record: Record = {"largest": ott.steepest(history), "taken": int(history["loss"].size)}
     if training.diverged:
         return record
     epoch = len(history["loss"]) // flags.epochs
@@ -391,25 +387,6 @@ def stability(results: Results) -> list[study.Finding]:
 # ------------------
 
 
-def tabulated(flags: Sentiment, results: Results) -> Dataset:
-    """All numbers as a Dataset."""
-    return networks.dataset(
-        results,
-        {
-            "best": ("best test accuracy of any epoch", "1"),
-            "final": ("test accuracy after the last epoch", "1"),
-            "training": ("training loss of the last epoch", "1"),
-            "test_loss": ("test loss after the last epoch", "1"),
-            "largest": ("largest norm of the gradient in any step", "1"),
-            "taken": ("optimiser steps taken", "1"),
-            "straightness": ("arc length over chord of hidden states", "1"),
-            "speed_variation": ("variation of their speed", "1"),
-            "transport": ("transport cost with the factor 1/2", "1"),
-            "seconds": ("time of all steps", "s"),
-        },
-    )
-
-
 def report(flags: Sentiment, splits: Splits, results: Results) -> str:
     """The table, beside the published one."""
     names, published = list(results.records), ott.PUBLISHED["Table 9"]
@@ -421,48 +398,25 @@ def report(flags: Sentiment, splits: Splits, results: Results) -> str:
     table = {
         "model": names,
         "parameters of the blocks": [ott.millions(size) for size in sizes],
-        "best test accuracy (%)": column("best", ott.percent),
-        "published best (%)": ott.beside(results, published["best"]),
-        "difference": networks.differences(
-            results, "best", networks.means(published["best"]), "+.1f", 100
-        ),
-        "final test accuracy (%)": column("final", ott.percent),
-        "published final (%)": ott.beside(results, published["final"]),
+        **ott.accuracies(results, published),
         "training loss": column("training", ".3f"),
         "test loss": column("test_loss", ".3f"),
         "largest gradient": [f"{max(record['largest'] for record in found):.3g}" for found in runs],
         "diverged": [
             f"{sum(record['diverged'] for record in found)} of {len(found)}" for found in runs
         ],
-        "arc over chord": column("straightness", ".3f"),
-        "transport cost": column("transport", ".3g"),
+        **ott.motions(results),
         "training (s)": column("seconds", ".0f"),
     }
     lead = (
-        f"{networks.caption(flags, flags.seeds, results, data.reviews.source)} {flags.epochs} "
-        f"epochs, batch {flags.batch}, Adam with the rate {flags.rate:g}, a tenth of it in the "
-        f"last fifth; width {flags.width}, {flags.heads} heads, {flags.depth_baseline} blocks "
-        f"(baseline) or {flags.depth}, T = 1, {flags.steps} Euler steps; {flags.context} byte "
-        f"pairs at the {flags.keep} of a review, of {data.vocabulary:,} that were learnt from the "
-        f"training reviews. Accuracies are those after each epoch, losses those of the last; the "
-        f"largest gradient is that of all steps and seeds. Hidden states are those of the "
-        f"{FOLLOWED} longest test reviews."
+        f"{networks.caption(flags, flags.seeds, results, data.reviews.source)} Adam, a tenth of "
+        "the rate in the last fifth of the epochs; T = 1, Euler steps; the vocabulary was learnt "
+        "from the training reviews. Accuracies are those after each epoch, losses those of the "
+        "last; the largest gradient is that of all steps and seeds. Hidden states are those of the "
+        f"{FOLLOWED} longest test reviews. Models {FREE} have no layer norms in their blocks: "
+        "nothing bounds their velocity."
     )
-    if any(name.endswith(FREE) for name in names):
-        lead += (
-            f" Models {FREE} have no layer norms in their blocks: nothing bounds their velocity."
-        )
-    if flags.published:
-        lead += (
-            " As in the published code: both halves joined and split at random for each seed, "
-            "maximum over padding too, softmax twice."
-        )
-    if flags.dataset == "imdb":
-        lead += (
-            " Published: width 256, 8 heads, 6 blocks or 3, 8 steps, 512 tokens, 15 epochs, rate "
-            "1e-4, 5 seeds, on a random 40,000 and 10,000 of all reviews."
-        )
-    else:
+    if flags.dataset != "imdb":  # other reviews have no published values
         table = networks.unpublished(table)
     return "\n\n".join((lead, study.markdown_table(table)))
 
@@ -474,7 +428,7 @@ EXPERIMENT = networks.Experiment(
     load=Splits,
     plan=plan,
     measure=measure,
-    table=tabulated,
+    numbers=NUMBERS,
     text=report,
     findings=findings,
     figures=lambda _, results: ott.learning_curves(results, "test_loss", "accuracy"),

@@ -17,7 +17,6 @@ The published runs weigh the mean square of the velocity without the factor 1/2 
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +35,6 @@ from wflow.study.networks import Record, Results, Run, Trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from xarray import Dataset
 
 DEFAULT_OUT = Path("results/shakespeare_gpt")
 REPLACED = (0.0, 0.005, 0.01, 0.05, 0.1)  # share of the characters
@@ -82,7 +80,6 @@ class ShakespeareGpt(texts.TextFlags):
     """Compare weights lam of the transport cost, or numbers of steps, in place of the models; by
     default in a separate folder, results/shakespeare_gpt_lam or _steps."""
     out: study.Folder = DEFAULT_OUT
-    """Folder for checkpoints, metrics, summary, samples and figures."""
 
 
 class Model(NamedTuple):
@@ -161,7 +158,8 @@ def measure(
         return texts.loss_on(trained.model, tokens, flags.context, trained.device)
 
     record = texts.measured(flags, text, trained, seed)
-    record["replaced"] = [math.nan if trained.diverged else loss_with(rate) for rate in REPLACED]
+    if not trained.diverged:
+        record["replaced"] = [loss_with(rate) for rate in REPLACED]
     return record
 
 
@@ -260,16 +258,6 @@ def ablated(results: Results, ablation: str) -> list[study.Finding]:
 # ------------------
 
 
-def tabulated(flags: ShakespeareGpt, results: Results) -> Dataset:
-    """All numbers as a Dataset."""
-    return networks.dataset(
-        results,
-        texts.SCALARS,
-        {"replaced": ("loss_replaced", "rate", "test loss with characters replaced at random")},
-        {"rate": (REPLACED, "share of characters replaced")},
-    )
-
-
 def report(flags: ShakespeareGpt, text: nets.data.Text, results: Results) -> str:
     """The tables, beside the published ones."""
     names, listed, published = list(results.records), models(flags), ott.PUBLISHED["Table 10"]
@@ -288,8 +276,7 @@ def report(flags: ShakespeareGpt, text: nets.data.Text, results: Results) -> str
         "mean over windows": column("perplexity_windows", ".2f"),
         "published perplexity": ott.beside(results, published["perplexity"]),
         "training loss": column("training", ".3f"),
-        "arc over chord": column("straightness", ".3f"),
-        "transport cost": column("transport", ".3g"),
+        **ott.motions(results),
         "ms per iteration": column("milliseconds", ".0f"),
     }
     if "; " not in results.devices and "baseline" in names:  # times of one machine
@@ -297,24 +284,18 @@ def report(flags: ShakespeareGpt, text: nets.data.Text, results: Results) -> str
         main_table["times baseline"] = [f"{times[name] / times['baseline']:.2f}" for name in names]
     replaced, scores = ott.PUBLISHED["Table 3, characters"]["loss"], published["scores"]
     lead = (
-        f"{networks.caption(flags, flags.seeds, results, texts.used(flags, text))} "
-        f"{flags.iterations} iterations of {flags.crops // flags.parts} x {flags.parts} crops of "
-        f"{flags.context} characters; blocks x heads x width: baseline "
-        f"{texts.size_text(flags.size_baseline)}, continuous models {texts.size_text(flags.size)} "
-        f"without layer norms, T = 1, {flags.steps} Euler steps, lam = {flags.lam:g} (of the cost "
-        f"without the 1/2; the column has it), dropout {flags.dropout:g}, learning rate "
-        f"{flags.rate:g} to a tenth of it"
-        f"{', gradients summed over the parts of a batch' if flags.published else ''}. Perplexity "
-        f"is the exponential of the final test loss; the mean over windows of {flags.context} "
-        "characters is that of the published code. Hidden states are those of "
-        f"{texts.WINDOWS} windows of the test text."
+        f"{networks.caption(flags, flags.seeds, results, texts.used(flags, text))} Sizes are "
+        "blocks x heads x width; continuous models have no layer norms, T = 1, Euler steps, and "
+        "lam weighs the cost without the 1/2, which the column has. The rate falls to a tenth of "
+        f"it{'; gradients are summed over the parts of a batch' if flags.published else ''}. "
+        "Perplexity is the exponential of the final test loss; the mean over windows is that of "
+        f"the published code. Hidden states are those of {texts.WINDOWS} windows of the test text."
     )
     if flags.text == "characters":
         lead += (
-            " Published: 6 x 6 x 384 and 5 x 5 x 320, 10 steps, 5,000 iterations of 64 x 4 crops "
-            "of 256, learning rate 0.001, 3 seeds; an iteration of the continuous model took 2.7 "
-            "times that of the baseline (A100). Its perplexities are means over windows; Table 11 "
-            "of [OTT] has 14.59 and 4.22, the exponentials of its losses."
+            " A published iteration of the continuous model took 2.7 times that of the baseline "
+            "(A100). Its perplexities are means over windows; Table 11 of [OTT] has 14.59 and "
+            "4.22, the exponentials of its losses."
         )
     else:  # another text has no published values
         main_table, replaced, scores = networks.unpublished(main_table), {}, {}
@@ -360,7 +341,9 @@ EXPERIMENT = networks.Experiment(
     load=load,
     plan=plan,
     measure=measure,
-    table=tabulated,
+    numbers=texts.SCALARS,
+    along={"replaced": ("loss_replaced", "rate", "test loss with characters replaced at random")},
+    coords=lambda _: {"rate": (REPLACED, "share of characters replaced")},
     text=report,
     findings=findings,
     figures=figures,

@@ -54,9 +54,6 @@ class ShakespeareWords(Gpt2Flags):
     }  # 500 in the paper
     table: ClassVar[str] = "Table 12"
     figure: ClassVar[str] = "Figure 8"
-    words: ClassVar[str] = (
-        "10 steps, 500 iterations of 30 x 4 crops of 1024, learning rate 0.0006, 3 seeds"
-    )
     habit: ClassVar[str] = "the rate only rises, gradients are summed over the parts of a batch"
     compared: ClassVar[tuple[str, ...]] = ("rougeL",)
 
@@ -65,7 +62,6 @@ class ShakespeareWords(Gpt2Flags):
     compact: study.Switch = False
     """Take only the byte pairs that occur, of the 50,257 of GPT-2."""
     out: study.Folder = Path("results/shakespeare_words")
-    """Folder for checkpoints, metrics, summary, samples and figures."""
 
     def warm_up(self) -> int:
         return self.iterations // (1 if self.published else 10)

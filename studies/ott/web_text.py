@@ -74,9 +74,6 @@ class WebText(Gpt2Flags):
     preset_variants: ClassVar = {("paper", "published", True): {"lam": 0.1}}
     table: ClassVar[str] = "Table 13"
     figure: ClassVar[str] = "Figure 9"
-    words: ClassVar[str] = (
-        "10 steps, 60,000 iterations of 240 crops of 1024, learning rate 0.0006, one seed"
-    )
     habit: ClassVar[str] = "gradients summed over the parts of a batch"
     compared: ClassVar[tuple[str, ...]] = ("bleu", "rouge1", "rouge2", "rougeL", "bertscore")
 
@@ -88,7 +85,6 @@ class WebText(Gpt2Flags):
     """Folder of token files; default: openwebtext-tokens in --data for paper, otherwise made in
     --out."""
     out: study.Folder = Path("results/web_text")
-    """Folder for checkpoints, metrics, summary, samples and figures."""
 
     def check(self) -> None:
         super().check()

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -21,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflow import nets
 from wflow._core import checks
 from wflow._core.checks import whole
-from wflow._core.command_line import check_folder
+from wflow._core.command_line import Folder, check_folder
 from wflow._core.errors import InputError
 from wflow._core.extras import install, missing
 from wflow._core.files import open_hdf5, opened, read_json, replace_file
@@ -31,8 +32,6 @@ from wflow.study.flags import Checked, OutputFlags, Switch
 from wflow.study.frame import Finding, Session, Verdict, markdown_table, session
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
     from matplotlib.figure import Figure
     from torch import Tensor, nn
@@ -77,6 +76,8 @@ class NetFlags(OutputFlags):
     """Compile the networks by torch.compile."""
     data: str | None = None
     """Folder with the data; default: $WFLOW_DATA, then a download."""
+    out: Folder = Path("results/study")
+    """Folder for checkpoints, metrics, summary and figures."""
 
     def check(self) -> None:
         super().check()
@@ -141,12 +142,12 @@ def _seeds_of(seeds: Seeds, name: str) -> int:
     return seeds if isinstance(seeds, int) else seeds[name]
 
 
-def folder_of(out: "Path", name: str, seed: int) -> "Path":
+def folder_of(out: Path, name: str, seed: int) -> Path:
     """Return the folder of a training in that of its study."""
     return out / f"{name.replace(' ', '-')}-{seed}"
 
 
-def _complete(file: "Path") -> bool:
+def _complete(file: Path) -> bool:
     if not os.path.lexists(file):
         return False
 
@@ -256,11 +257,13 @@ class Experiment(Generic[AnyFlags, Data]):
     plan: Callable[[AnyFlags, Data, Any, int], Run]
     """Flags, data, model, seed -> the training."""
     measure: Callable[[AnyFlags, Data, Any, Trained, int], Record]
-    """Flags, data, model, trained network, seed -> numbers by name, NaN where it diverged."""
+    """Flags, data, model, trained network, seed -> numbers by name; those left out are NaN."""
     numbers: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Key of what is measured -> (text, unit), where `table` or `text` is left out."""
-    table: Callable[[AnyFlags, Results], "Dataset"] | None = None
-    """Flags, results -> all numbers; without it the `numbers`."""
+    """Key of what is measured -> (text, unit)."""
+    along: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
+    """Key of a list that is measured -> (name in the summary, dimension, text)."""
+    coords: Callable[[AnyFlags], Mapping[str, tuple[Sequence[float], str]]] = lambda _: {}
+    """Flags -> dimension of lists -> (values, text)."""
     text: Callable[[AnyFlags, Data, Results], str] | None = None
     """Flags, data, results -> the tables; without it mean and spread of the `numbers`."""
     findings: Callable[[AnyFlags, Data, Results], Sequence[Finding]] = lambda *_: ()
@@ -297,14 +300,18 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> int:
         data = on_rank_zero(flags, lambda: experiment.load(flags))
         source = getattr(data, "source", None)
         setting = [source, settings(flags), missing(flags.needs)]
+        coords = experiment.coords(flags)
+        unknown: Record = dict.fromkeys(experiment.numbers, np.nan)
+        unknown |= {
+            k: [np.nan] * len(coords[dim][0]) for k, (_, dim, _) in experiment.along.items()
+        }
 
         def examine(name: str, seed: int, trained: Trained) -> Record:
-            return cached_record(
-                folder_of(flags.out, name, seed),
-                setting,
-                trained,
-                lambda: experiment.measure(flags, data, models[name], trained, seed),
-            )
+            def measured() -> Record:
+                found = experiment.measure(flags, data, models[name], trained, seed)
+                return unknown | times(trained.history) | found
+
+            return cached_record(folder_of(flags.out, name, seed), setting, trained, measured)
 
         results = train_all(
             opened_session,
@@ -316,11 +323,7 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> int:
         )
         decided = is_published(flags) and len(names) == len(models)
         opened_session.finish(
-            table=(
-                experiment.table(flags, results)
-                if experiment.table
-                else dataset(results, experiment.numbers)
-            ),
+            table=dataset(results, experiment.numbers, experiment.along, coords),
             text=(
                 experiment.text(flags, data, results)
                 if experiment.text
@@ -352,6 +355,31 @@ def settings(flags: NetFlags) -> dict[str, Any]:
     shared = {each.name for each in fields(NetFlags)}
     return {
         each.name: getattr(flags, each.name) for each in fields(flags) if each.name not in shared
+    }
+
+
+def settings_text(flags: NetFlags) -> str:
+    """Return the settings in words, such as "batch 100, rate 0.01"; switches only where on."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, tuple):
+            return " x ".join(map(text, value))
+        if isinstance(value, float):
+            return f"{value:g}"
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+    given = {k.replace("_", " "): v for k, v in settings(flags).items() if v or v == 0}
+    shown = {name: value for name, value in given.items() if value is not False}
+    return ", ".join(k if v is True else f"{k} {text(v)}" for k, v in shown.items())
+
+
+def times(history: "Dataset") -> Record:
+    """Return how many iterations a training had, and how long they took."""
+    seconds = history["seconds"].values
+    return {
+        "iterations": history.sizes["step"],
+        "seconds": float(seconds.sum()),
+        "milliseconds": 1e3 * float(np.median(seconds)) if seconds.size else np.nan,
     }
 
 
@@ -393,7 +421,7 @@ def _trained(session: Session, flags: NetFlags, name: str, seed: int, run: Run) 
 
 
 def cached_record(
-    folder: "Path", setting: object, run: Trained, examine: Callable[[], Record]
+    folder: Path, setting: object, run: Trained, examine: Callable[[], Record]
 ) -> Record:
     """Return what was measured of a training, from record.json in its folder or measured now.
 
@@ -433,7 +461,7 @@ def joint(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def caption(flags: NetFlags, seeds: int, results: Results, source: str) -> str:
-    """Return data, preset, device, seeds and time: what every table has to say."""
+    """Return data, preset, device, seeds, time and settings: what every table has to say."""
     count = f"{seeds} seed{'s' if seeds > 1 else ''}"
     fewer = {name: len(runs) for name, runs in results.records.items() if len(runs) < seeds}
     if fewer:
@@ -442,7 +470,8 @@ def caption(flags: NetFlags, seeds: int, results: Results, source: str) -> str:
     return (
         f"Preset {flags.preset}; data: {source}; {results.devices}, {flags.precision}; {count}; "
         f"{results.seconds:.0f} s of training in all"
-        f"{'; ' + gone if gone else ''}. ± is the standard deviation over seeds."
+        f"{'; ' + gone if gone else ''}. ± is the standard deviation over seeds. "
+        f"Settings: {settings_text(flags)}."
     )
 
 

@@ -5,7 +5,6 @@ Torch is loaded when something is trained: the flags and their `--help` work wit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -52,7 +51,6 @@ class TextFlags(networks.NetFlags):
     # Parts of a batch are a matter of memory: the same batch in others is the same preset.
     indifferent: ClassVar[frozenset[str]] = frozenset({"parts", "published", "encoder"})
     seeds: Count = 3
-    """Number of training runs of each model, with seeds 0, 1, ..."""
     iterations: Count = 500
     """Optimiser steps."""
     crops: Count = 120
@@ -233,14 +231,8 @@ def measured(flags: TextFlags, text: nets.data.Text, trained: Trained, seed: int
     import torch
 
     net, device, history = trained.model, trained.device, trained.history
-    record: Record = dict.fromkeys(SCALARS, math.nan)
-    record |= {
-        "training": float(history["data"].values[-50:].mean()),
-        "milliseconds": 1e3 * float(np.median(history["seconds"].values)),
-        "seconds": float(history["seconds"].sum()),
-        "skipped": 0,
-        "sample": "",
-    }
+    training = float(history["data"].values[-50:].mean())
+    record: Record = {"training": training, "skipped": 0, "sample": ""}
     if trained.diverged:
         return record
     assert isinstance(net, nets.GPT)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from wflow import study
 from wflow.analysis.fits import mean_and_error
 from wflow.plots.figure import PAGE, grid, style, time_axis
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
-def figures(table: Dataset, every: int) -> dict[str, Figure]:
+def figures(table: study.Dataset, every: int) -> dict[str, study.Figure]:
     """The clouds over time, with `every` snapshots in a pass, and the heads by layer."""
     with style():
         return {"over_time": over_time(table, every), "heads": by_layer(table)}
 
 
-def looks(table: Dataset) -> dict[str, dict[str, Any]]:
+def looks(table: study.Dataset) -> dict[str, dict[str, Any]]:
     """Colour and marker of every network."""
     return {
         str(name): {"color": COLOURS[k % len(COLOURS)], "marker": "os^Dv"[k % 5]}
@@ -31,7 +28,7 @@ def looks(table: Dataset) -> dict[str, dict[str, Any]]:
     }
 
 
-def over_time(table: Dataset, every: int) -> Figure:
+def over_time(table: study.Dataset, every: int) -> study.Figure:
     """Mean cosine, distance to the start and number of clusters, under trained and random heads."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -82,7 +79,7 @@ def over_time(table: Dataset, every: int) -> Figure:
     return figure
 
 
-def by_layer(table: Dataset) -> Figure:
+def by_layer(table: study.Dataset) -> study.Figure:
     """How far every head is from that of a gradient flow."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 import wflow
 from wflow import SaveAt, clusters, study, tokens
@@ -32,15 +31,13 @@ from wflow.analysis.fits import Line, line
 from wflow.cli import guarded
 from wflow.heads import Frozen
 from wflow.plots.figure import PAGE, caption, grid, style
-from wflow.study import Finding, SchemeName
+from wflow.study import Finding, FloatArray, SchemeName
 from wflow.study.frame import Verdict
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from xarray import DataArray, Dataset
 
 
-FloatArray = NDArray[np.float64]
 SHARES = (0.25, 0.5, 1.0)  # of the time, at which the phase diagram is read
 SMALL_BETA = 1.0
 SERIES_TIMES = 160
@@ -491,7 +488,7 @@ def frontier_errors(table: "Dataset", resamples: int = 200) -> FloatArray:
     return found
 
 
-def phase_diagram(flags: Clustering, table: "Dataset") -> "Figure":
+def phase_diagram(flags: Clustering, table: "Dataset") -> "study.Figure":
     """The share at the end over (d, beta), and the frontier at every time.
 
     Unless attention is causal, that of orthogonal tokens is at the right edge.
@@ -550,7 +547,7 @@ def phase_diagram(flags: Clustering, table: "Dataset") -> "Figure":
     return figure
 
 
-def series(flags: Clustering, table: "Dataset") -> "Figure":
+def series(flags: Clustering, table: "Dataset") -> "study.Figure":
     """Number of clusters over time, a panel per beta, plateaus of the first start drawn bold."""
     betas, n = sorted(flags.series_betas), flags.series_n
     columns = min(3, len(betas))

@@ -14,16 +14,14 @@ one of the heads alone, it holds in the limit, and for every n with the same exp
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from _mean_field import Meshed, Sizes, clouds, evenly_spread
-from numpy.typing import NDArray
 
 import wflow
 from wflow import SaveAt, fits, meanfield, study
@@ -32,11 +30,7 @@ from wflow.analysis.fits import mean_and_error
 from wflow.cli import guarded
 from wflow.heads import OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, grid, legend_below, log_axis, shade, style, time_axis
-from wflow.study import Finding
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
+from wflow.study import Finding, FloatArray
 
 BAND = (-1.05, -0.90)  # of the exponent, as in the study ou_heads
 PEARSON = -0.99
@@ -48,7 +42,6 @@ CLOSE = 0.01  # relative distance of cells from the limit that need not get smal
 SOURCE = "[MHT] eq. 151, fig. 2"
 QUESTION = "question of this study"
 METHOD = "docs/theory/mean_field.md"
-FloatArray = NDArray[np.float64]
 # Evenly spread tokens are a quadrature of the uniform density, which the flow carries along: the
 # limit by characteristics. Cells are finite volumes of the mean-field equation.
 LIMIT, FEWER, CELLS, FINER = "characteristics", "fewer characteristics", "cells", "finer cells"
@@ -162,9 +155,7 @@ def tasks(flags: DecayEquation) -> dict[str, dict[str, Any]]:
     return found
 
 
-def collect(
-    flags: DecayEquation, files: dict[str, Path], advance: Callable[[int], None]
-) -> "Dataset":
+def collect(flags: DecayEquation, files: dict[str, Path]) -> "study.Dataset":
     """G^2 averaged over t >= T/2, and the residual of the balance; NaN for paths not computed."""
 
     def measure(d: int, source: str, heads: int) -> dict[str, FloatArray]:
@@ -189,43 +180,43 @@ def collect(
             "residual": (each, "residual of the energy balance at T"),
         },
         {"path": (np.arange(flags.paths), "Monte Carlo path")},
-        advance,
+        "G^2",
     )
 
 
-def gradients(table: "Dataset", d: int, *sources: str) -> list[FloatArray]:
+def gradients(table: "study.Dataset", d: int, *sources: str) -> list[FloatArray]:
     """G^2 (heads, path) of each source, over the paths that all of them have."""
     found = [table["gradient"].sel(d=d, source=source).values for source in sources]
     shared = np.all([np.isfinite(values).all(axis=0) for values in found], axis=0)
     return [values[:, shared] for values in found]
 
 
-def fit(table: "Dataset", d: int, source: str) -> fits.PowerLaw:
+def fit(table: "study.Dataset", d: int, source: str) -> fits.PowerLaw:
     """a H^b of the G^2 of a source."""
     (values,) = gradients(table, d, source)
     return fits.power_law(table["heads"].values, values)
 
 
-def ratio_fit(table: "Dataset", d: int, source: str, first: int = 0) -> fits.PowerLaw:
+def ratio_fit(table: "study.Dataset", d: int, source: str, first: int = 0) -> fits.PowerLaw:
     """a H^b of the ratio of G^2 of a source to that of the limit, path by path, of H from first."""
     values, limit = gradients(table, d, source, LIMIT)
     return fits.power_law(table["heads"].values[first:], (values / limit)[first:])
 
 
-def gap(table: "Dataset", d: int, source: str) -> tuple[float, float]:
+def gap(table: "study.Dataset", d: int, source: str) -> tuple[float, float]:
     """Mean of G^2/G^2 of the limit - 1 over heads and paths, and its error over the paths."""
     values, limit = gradients(table, d, source, LIMIT)
     mean, error = mean_and_error((values / limit - 1).mean(axis=0))
     return float(mean), float(error)
 
 
-def off_by_cells(table: "Dataset", d: int) -> tuple[FloatArray, FloatArray]:
+def off_by_cells(table: "study.Dataset", d: int) -> tuple[FloatArray, FloatArray]:
     """By how much cells miss the G^2 of the limit, relative to it, (heads, path): wide, narrow."""
     wide, narrow, limit = gradients(table, d, CELLS, FINER, LIMIT)
     return abs(wide / limit - 1), abs(narrow / limit - 1)
 
 
-def findings(flags: DecayEquation, table: "Dataset") -> list[Finding]:
+def findings(flags: DecayEquation, table: "study.Dataset") -> list[Finding]:
     """Every claim with its verdict."""
     laws = {f"d = {d}:": fit(table, d, LIMIT) for d in flags.d}
     clouds = [f"n = {n}" for n in flags.n]
@@ -268,7 +259,7 @@ def findings(flags: DecayEquation, table: "Dataset") -> list[Finding]:
     return [decays, straight, alone, vanishes, of_symmetry(flags, table), *methods]
 
 
-def of_symmetry(flags: DecayEquation, table: "Dataset") -> Finding:
+def of_symmetry(flags: DecayEquation, table: "study.Dataset") -> Finding:
     """Whether the tokens in antipodal pairs are nearer to the limit, for the fewest heads."""
     text, gain = [], []
     for d in flags.d:
@@ -288,7 +279,9 @@ def of_symmetry(flags: DecayEquation, table: "Dataset") -> Finding:
     )  # fmt: skip
 
 
-def of_points(flags: DecayEquation, table: "Dataset", laws: dict[str, fits.PowerLaw]) -> Finding:
+def of_points(
+    flags: DecayEquation, table: "study.Dataset", laws: dict[str, fits.PowerLaw]
+) -> Finding:
     """Whether there are enough characteristics for the exponents."""
     text, low, high = [], [], []
     for (name, law), d in zip(laws.items(), flags.d, strict=True):
@@ -309,7 +302,7 @@ def of_points(flags: DecayEquation, table: "Dataset", laws: dict[str, fits.Power
     )  # fmt: skip
 
 
-def of_cells(flags: DecayEquation, table: "Dataset") -> Finding:
+def of_cells(flags: DecayEquation, table: "study.Dataset") -> Finding:
     """Whether finite volumes come nearer to the characteristics as their cells get smaller."""
     text, nearer, known = [], [], []
     for d in flags.d:
@@ -333,7 +326,7 @@ def of_cells(flags: DecayEquation, table: "Dataset") -> Finding:
 # ------------------
 
 
-def report(flags: DecayEquation, table: "Dataset") -> str:
+def report(flags: DecayEquation, table: "study.Dataset") -> str:
     """G^2 of every source and number of heads, and the exponents."""
     parts = []
     for d in flags.d:
@@ -373,7 +366,7 @@ def report(flags: DecayEquation, table: "Dataset") -> str:
     return "\n\n".join(parts)
 
 
-def decay_figure(flags: DecayEquation, table: "Dataset") -> "Figure":
+def decay_figure(flags: DecayEquation, table: "study.Dataset") -> "study.Figure":
     """G^2 against H, a panel for each dimension."""
     from matplotlib.ticker import NullLocator
 
@@ -412,7 +405,7 @@ def decay_figure(flags: DecayEquation, table: "Dataset") -> "Figure":
     return figure
 
 
-def series_figure(flags: DecayEquation, files: dict[str, Path]) -> "Figure":
+def series_figure(flags: DecayEquation, files: dict[str, Path]) -> "study.Figure":
     """H G^2 over time in the limit: one curve for all H, if the law is 1/H at every time."""
 
     with style():
@@ -437,8 +430,7 @@ def main() -> int:
     flags = study.command_line(DecayEquation, __doc__)
     with study.session("decay_equation", flags) as session:
         files = session.solve(tasks(flags))
-        with session.progress(len(files), "G^2") as advance:
-            table = collect(flags, files, advance)
+        table = collect(flags, files)
         session.finish(
             table, report(flags, table), findings(flags, table),
             {"decay": decay_figure(flags, table), "series": series_figure(flags, files)},

@@ -14,10 +14,9 @@ import sys
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, study
@@ -27,14 +26,9 @@ from wflow.analysis.fits import line, mean_and_error
 from wflow.cli import guarded
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, caption, grid, legend_below, log_axis, style
-from wflow.study import Finding
+from wflow.study import Finding, FloatArray
 from wflow.study.frame import Verdict
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
-
-FloatArray = NDArray[np.float64]
 UNEQUAL = "softmax, unequal heads"
 # Name -> order; in a scheme of order 1 integrals are sums of what is recorded.
 SCHEMES = {name: TABLEAUX[name].order for name in ("euler", "heun", "rk4")}
@@ -125,7 +119,7 @@ def tasks(flags: EdiDefect, x0: FloatArray) -> tuple[list[str], dict[str, dict[s
     return list(cases), runs
 
 
-def collect(flags: EdiDefect, cases: list[str], files: dict[str, Path]) -> "Dataset":
+def collect(flags: EdiDefect, cases: list[str], files: dict[str, Path]) -> "study.Dataset":
     """All numbers of the runs, with names."""
 
     def frozen(problem: str, scheme: str, dt: float) -> dict[str, float]:
@@ -160,7 +154,7 @@ def collect(flags: EdiDefect, cases: list[str], files: dict[str, Path]) -> "Data
     return still.merge(noisy)
 
 
-def balance(file: Path, dt: float) -> dict[str, NDArray[np.float64]]:
+def balance(file: Path, dt: float) -> dict[str, FloatArray]:
     """The balance at the end of a run, per path: change of E, residuals, defect, their gap."""
     with wflow.open(file) as run:
         energy = run["energy"].values
@@ -180,7 +174,7 @@ def balance(file: Path, dt: float) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def order(steps: list[float], residuals: NDArray[np.float64]) -> float:
+def order(steps: list[float], residuals: FloatArray) -> float:
     """The order of a residual in the step, from the two smallest steps that are above rounding.
 
     inf where at most one residual is above rounding: it vanishes, and its order cannot be
@@ -194,13 +188,13 @@ def order(steps: list[float], residuals: NDArray[np.float64]) -> float:
     return math.log(size[used[0]] / size[used[1]]) / ratio
 
 
-def orders_text(table: "Dataset", name: str, problem: str) -> str:
+def orders_text(table: "study.Dataset", name: str, problem: str) -> str:
     slopes = table[f"order_{name}"].sel(problem=problem).values
     cells = ["rounding" if math.isinf(slope) else f"{slope:.2f}" for slope in slopes]
     return ", ".join(f"{s} {text}" for s, text in zip(SCHEMES, cells, strict=True))
 
 
-def intercept(steps: list[float], samples: NDArray[np.float64]) -> tuple[float, float]:
+def intercept(steps: list[float], samples: FloatArray) -> tuple[float, float]:
     """Limit of the mean of samples (steps, paths) as the step goes to 0, and its standard error.
 
     Weighted least squares of a line through the means, whose noises are independent.
@@ -213,7 +207,7 @@ def intercept(steps: list[float], samples: NDArray[np.float64]) -> tuple[float, 
     return float(line[0]), float(np.sqrt(covariance[0, 0]))
 
 
-def add_orders(table: "Dataset") -> None:
+def add_orders(table: "study.Dataset") -> None:
     """Add the orders in the step of both residuals of the runs with frozen heads."""
     steps = list(table["step"].values)
     for name in RESIDUALS:
@@ -225,7 +219,7 @@ def add_orders(table: "Dataset") -> None:
         table[f"order_{name}"] = (("problem", "scheme"), slopes, attrs)
 
 
-def add_limits(table: "Dataset") -> None:
+def add_limits(table: "study.Dataset") -> None:
     """Add the results of the runs with noise: residuals as dt -> 0, and the defect over H.
 
     The power law is that of the mean defect over t >= T/2, at the smallest step, H >= 2, with a
@@ -252,7 +246,7 @@ def add_limits(table: "Dataset") -> None:
         table.attrs["defect_exponent_ci"] = list(law.slope_ci)
 
 
-def closes(table: "Dataset", name: str, problem: str) -> Verdict:
+def closes(table: "study.Dataset", name: str, problem: str) -> Verdict:
     """Whether a residual vanishes: at the order of every scheme or faster; at some lower order."""
     slopes = table[f"order_{name}"].sel(problem=problem).values
     orders = np.array(list(SCHEMES.values()))
@@ -262,7 +256,7 @@ def closes(table: "Dataset", name: str, problem: str) -> Verdict:
     return "confirmed in part" if np.all(slopes >= orders / 2) else "not confirmed"
 
 
-def of_noise(flags: EdiDefect, table: "Dataset") -> list[Finding]:
+def of_noise(flags: EdiDefect, table: "study.Dataset") -> list[Finding]:
     """Findings of the runs with noise: residuals as dt -> 0, and the defect over the head count."""
     rows = []
     for name, key in zip(("`dissipation`", "G^2"), RESIDUALS, strict=True):
@@ -287,7 +281,7 @@ def of_noise(flags: EdiDefect, table: "Dataset") -> list[Finding]:
     return rows
 
 
-def findings(flags: EdiDefect, table: "Dataset") -> list[Finding]:
+def findings(flags: EdiDefect, table: "study.Dataset") -> list[Finding]:
     """Every prediction with its verdict."""
     names = [str(problem) for problem in table["problem"].values]
     plain, upper = RESIDUALS
@@ -340,7 +334,7 @@ def cell(value: Any) -> str:
     return "< 1e-13" if abs(float(value)) < 1e-13 else f"{float(value):.2e}"
 
 
-def report(flags: EdiDefect, table: "Dataset") -> str:
+def report(flags: EdiDefect, table: "study.Dataset") -> str:
     """The tables."""
     problems = [str(problem) for problem in table["problem"].values]
     rows, noisy = [], []
@@ -379,7 +373,7 @@ def report(flags: EdiDefect, table: "Dataset") -> str:
     ))  # fmt: skip
 
 
-def residuals_figure(flags: EdiDefect, table: "Dataset") -> "Figure":
+def residuals_figure(flags: EdiDefect, table: "study.Dataset") -> "study.Figure":
     """Both residuals of some problems against the step, one line per scheme."""
     steps = table["step"].values
     shown = (UNEQUAL, "effective, unequal heads", "softmax, one head")
@@ -406,7 +400,7 @@ def residuals_figure(flags: EdiDefect, table: "Dataset") -> "Figure":
     return figure
 
 
-def noise_figure(flags: EdiDefect, table: "Dataset") -> "Figure":
+def noise_figure(flags: EdiDefect, table: "study.Dataset") -> "study.Figure":
     """Limits of the mean residuals with noise, and the defect, against the number of heads."""
     heads = table["heads"].values
     with style():

@@ -14,11 +14,10 @@ self-attention dynamics in transformer architectures with layer normalization*, 
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +31,8 @@ from wflow.heads import Frozen
 from wflow.plots.figure import PAGE, caption, grid, style
 from wflow.plots.tokens import FAR, NEAR, sphere
 from wflow.sphere import normalise
-from wflow.study import Finding, SchemeName
+from wflow.study import Finding, FloatArray, SchemeName
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
-
-FloatArray = NDArray[np.float64]
 DIRECTIONS = ("ascent", "descent")
 STARTS = ("sphere", "hemisphere")
 SIGMAS = 4.0  # standard errors within which a mean agrees with its formula
@@ -170,8 +164,8 @@ def end_of(
 
 
 def collect(
-    flags: Equilibria, files: dict[str, Path], advance: Callable[[int], None]
-) -> tuple["Dataset", dict[tuple[str, str], FloatArray]]:
+    flags: Equilibria, files: dict[str, Path]
+) -> tuple["study.Dataset", dict[tuple[str, str], FloatArray]]:
     """Energies, forms and distances of all limit clouds, and the clouds of every problem."""
     matrices = problems(flags)
     clouds: dict[tuple[str, str], FloatArray] = {}
@@ -215,16 +209,16 @@ def collect(
     cell = problem | {"direction": (DIRECTIONS, "up or down the energy")}
     along: dict[str, Any] = {"start": (STARTS, "where the tokens start")}
     along["path"] = (np.arange(flags.paths), "random start")
-    table = study.sweep(cell, limits, LIMITS, along, advance)
+    table = study.sweep(cell, limits, LIMITS, along, "limit clouds")
     text = "bound from below, from all limit clouds"
     table = table.merge(study.sweep(problem, certificate, {"lower_bound": text}))
     size = {"size": (flags.sizes, "number of tokens n")}
-    table = table.merge(study.sweep(size, sizes, SIZES, {"path": along["path"]}, advance))
+    table = table.merge(study.sweep(size, sizes, SIZES, {"path": along["path"]}))
     uniform = equilibria.uniform_energy(flags.beta, flags.d)
     return table.assign_attrs(uniform_energy=uniform), clouds
 
 
-def reached(flags: Equilibria, at: "Dataset") -> NDArray[np.bool_]:
+def reached(flags: Equilibria, at: "study.Dataset") -> NDArray[np.bool_]:
     """Starts that end at the extremal energy; at the lowest computed one without a closed form."""
     best = float(at["extremum"])
     best = best if math.isfinite(best) else float(at["energy"].min())
@@ -234,7 +228,7 @@ def reached(flags: Equilibria, at: "Dataset") -> NDArray[np.bool_]:
     return np.abs(at["energy"].values / best - 1) <= tolerance
 
 
-def of_problem(flags: Equilibria, problem: str, direction: str, at: "Dataset") -> Finding:
+def of_problem(flags: Equilibria, problem: str, direction: str, at: "study.Dataset") -> Finding:
     extreme = "largest" if direction == "ascent" else "least"
     source = "[BKKRW]" if problem in ("positive", "isotropic") else "docs/theory/equilibria.md"
     best = float(at["extremum"])
@@ -272,7 +266,7 @@ def of_problem(flags: Equilibria, problem: str, direction: str, at: "Dataset") -
     return Finding.decided(claim, source, numbers, ends & good)
 
 
-def of_sizes(flags: Equilibria, table: "Dataset") -> list[Finding]:
+def of_sizes(flags: Equilibria, table: "study.Dataset") -> list[Finding]:
     """Finding on the energy of n tokens above that of the uniform measure."""
     rows = []
     mean, error = mean_and_error(table["size_start_energy"].values)
@@ -307,7 +301,7 @@ def of_sizes(flags: Equilibria, table: "Dataset") -> list[Finding]:
     return rows
 
 
-def findings(flags: Equilibria, table: "Dataset") -> list[Finding]:
+def findings(flags: Equilibria, table: "study.Dataset") -> list[Finding]:
     """Every prediction with its verdict."""
     rows = [
         of_problem(flags, str(problem), direction, table.sel(problem=problem, direction=direction))
@@ -341,7 +335,7 @@ def titled(problem: str) -> str:
     return problem.capitalize().replace(" -", " \N{MINUS SIGN}")
 
 
-def report(flags: Equilibria, table: "Dataset") -> str:
+def report(flags: Equilibria, table: "study.Dataset") -> str:
     """The tables."""
     rows = []
     for problem, direction in product(table["problem"].values, DIRECTIONS):
@@ -386,7 +380,7 @@ def report(flags: Equilibria, table: "Dataset") -> str:
     ))  # fmt: skip
 
 
-def energies_figure(flags: Equilibria, table: "Dataset") -> "Figure":
+def energies_figure(flags: Equilibria, table: "study.Dataset") -> "study.Figure":
     """Energies of the limit clouds in increasing order, with the extremal energy."""
     with style():
         figure, axes = grid(2, len(table["problem"]), PAGE, 4.0, sharex=True)
@@ -419,7 +413,7 @@ def energies_figure(flags: Equilibria, table: "Dataset") -> "Figure":
     return figure
 
 
-def sizes_figure(flags: Equilibria, table: "Dataset") -> "Figure":
+def sizes_figure(flags: Equilibria, table: "study.Dataset") -> "study.Figure":
     """Energy above that of the uniform measure against the number of tokens."""
     uniform = table.attrs["uniform_energy"]
     n = table["size"].values
@@ -451,8 +445,8 @@ def sizes_figure(flags: Equilibria, table: "Dataset") -> "Figure":
 
 
 def clouds_figure(
-    flags: Equilibria, table: "Dataset", clouds: dict[tuple[str, str], FloatArray]
-) -> "Figure":
+    flags: Equilibria, table: "study.Dataset", clouds: dict[tuple[str, str], FloatArray]
+) -> "study.Figure":
     """The limit cloud of the best start of each problem, in the axes of D."""
     from matplotlib.lines import Line2D
 
@@ -495,8 +489,7 @@ def main() -> int:
     with study.session("equilibria", flags) as session:
         flags = session.flags = replace(flags, sizes=tuple(sorted(flags.sizes)))
         files = session.solve(tasks(flags))
-        with session.progress(len(files), "limit clouds") as advance:
-            table, clouds = collect(flags, files, advance)
+        table, clouds = collect(flags, files)
         figures = {
             "energies": energies_figure(flags, table), "sizes": sizes_figure(flags, table),
         }  # fmt: skip

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from metric import METRICS, Curve, power_laws
@@ -28,10 +28,6 @@ from wflow._core.threads import numba_threads
 from wflow.cli import guarded
 from wflow.heads import HeadLaw, OrnsteinUhlenbeck, Oscillating
 from wflow.study import Direction, Finding, MetricName, SchemeName
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
 
 
 class Case(NamedTuple):
@@ -152,7 +148,7 @@ def tasks(flags: Jko, x0: Array) -> dict[str, dict[str, Any]]:
 
 def movements(
     flags: Jko, x0: Array, ends: dict[str, Array], advance: Callable[[int], None]
-) -> "Dataset":
+) -> "study.Dataset":
     """Minimizing movements of every case, step and path, and how far they are from the flows."""
     named = {case.name: case for case in CASES}
 
@@ -193,7 +189,7 @@ def movements(
     return table.transpose("case", "flow", "tau", "path")
 
 
-def work_of(run: "Dataset") -> dict[str, float]:
+def work_of(run: "study.Dataset") -> dict[str, float]:
     """Work of the minimisations of one run, by the names of `WORK`."""
     return {
         "steps": run.sizes["time"] - 1,
@@ -205,7 +201,7 @@ def work_of(run: "Dataset") -> dict[str, float]:
     }
 
 
-def identities(flags: Jko, x0: NDArray[np.float64]) -> "Dataset":
+def identities(flags: Jko, x0: NDArray[np.float64]) -> "study.Dataset":
     """Terms of De Giorgi's identity of the first step, with the heads drawn from the seed."""
     heads = study.initial_heads(flags.seed, flags.heads, flags.d)
 
@@ -231,7 +227,7 @@ def identities(flags: Jko, x0: NDArray[np.float64]) -> "Dataset":
     )
 
 
-def findings(table: "Dataset", laws: Laws) -> list[Finding]:
+def findings(table: "study.Dataset", laws: Laws) -> list[Finding]:
     """Every prediction with its verdict."""
     smallest = table.sel(tau=table["tau"].min())
     rows = []
@@ -287,7 +283,7 @@ def fraction(value: float) -> str:
     return f"1/{k}" if k > 1 and abs(k * value - 1) < 1e-9 else f"{value:g}"
 
 
-def report(flags: Jko, table: "Dataset", laws: Laws) -> str:
+def report(flags: Jko, table: "study.Dataset", laws: Laws) -> str:
     """The tables."""
     distances, work = [], []
     for case in CASES:
@@ -330,7 +326,7 @@ def report(flags: Jko, table: "Dataset", laws: Laws) -> str:
     ))  # fmt: skip
 
 
-def distance_figure(flags: Jko, table: "Dataset", laws: Laws) -> "Figure":
+def distance_figure(flags: Jko, table: "study.Dataset", laws: Laws) -> "study.Figure":
     """Distance to the explicit runs against tau: one head, more heads, heads with noise."""
     panels: dict[str, list[Curve]] = {}
     for case in CASES:

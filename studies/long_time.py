@@ -14,10 +14,9 @@ the study shows G^2, the integral of |dE/dt|, and how far the cloud goes between
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, clusters, study, transport
@@ -26,14 +25,9 @@ from wflow.analysis.fits import PowerLaw, mean_and_error, power_law
 from wflow.cli import guarded
 from wflow.heads import Frozen, OrnsteinUhlenbeck, Oscillating
 from wflow.plots.figure import PAGE, caption, grid, legend_below, spaced, style, time_axis
-from wflow.study import Finding
+from wflow.study import Finding, FloatArray
 from wflow.study.frame import Verdict
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
-
-FloatArray = NDArray[np.float64]
 Limits = dict[str, clusters.OmegaLimit]
 SNAPSHOTS = 80  # intervals of time between snapshots
 RECORDS = 1000  # times at which the energy budget is recorded, about
@@ -120,7 +114,7 @@ def tasks(flags: LongTime, x0: FloatArray) -> dict[str, dict[str, Any]]:
     return runs
 
 
-def collect(flags: LongTime, files: dict[str, Path], limits: Limits) -> "Dataset":
+def collect(flags: LongTime, files: dict[str, Path], limits: Limits) -> "study.Dataset":
     """The numbers of the runs, by name, and the series of W₂ between snapshots."""
 
     def measure(name: str) -> dict[str, Any]:
@@ -157,7 +151,7 @@ def collect(flags: LongTime, files: dict[str, Path], limits: Limits) -> "Dataset
     return table.drop_vars("path")
 
 
-def plateau(flags: LongTime, table: "Dataset") -> PowerLaw | None:
+def plateau(flags: LongTime, table: "study.Dataset") -> PowerLaw | None:
     """The plateau of G^2 against the head count of the runs with noise; None for one count."""
     if len(flags.noisy_heads) < 2:
         return None
@@ -166,7 +160,7 @@ def plateau(flags: LongTime, table: "Dataset") -> PowerLaw | None:
 
 
 def findings(
-    flags: LongTime, table: "Dataset", limits: Limits, fit: PowerLaw | None
+    flags: LongTime, table: "study.Dataset", limits: Limits, fit: PowerLaw | None
 ) -> list[Finding]:
     """What the runs say about the theorem, its converse, and the noise."""
     quiet = {name: limit for name, limit in limits.items() if limit.integrable == "yes"}
@@ -189,7 +183,9 @@ def findings(
     return [theorem, relax, of_noise(flags, table, limits, fit), of_oscillations(flags, limits)]
 
 
-def of_noise(flags: LongTime, table: "Dataset", limits: Limits, fit: PowerLaw | None) -> Finding:
+def of_noise(
+    flags: LongTime, table: "study.Dataset", limits: Limits, fit: PowerLaw | None
+) -> Finding:
     noisy = {count: limits[f"noisy_{count:05d}"] for count in flags.noisy_heads}
     resting = [count for count, limit in noisy.items() if limit.verdict == "stationary"]
     moving = [count for count, limit in noisy.items() if limit.verdict == "not stationary"]
@@ -253,7 +249,7 @@ def label(flags: LongTime, name: str) -> str:
     return f"{names.get(kind, 'spread phases')}, H = {heads}"
 
 
-def report(flags: LongTime, table: "Dataset", limits: Limits, fit: PowerLaw | None) -> str:
+def report(flags: LongTime, table: "study.Dataset", limits: Limits, fit: PowerLaw | None) -> str:
     """The table of the runs, and what of the noise does not vanish."""
     rows, noise = [], []
     for name, limit in limits.items():
@@ -298,7 +294,9 @@ def report(flags: LongTime, table: "Dataset", limits: Limits, fit: PowerLaw | No
     )
 
 
-def figure(flags: LongTime, table: "Dataset", files: dict[str, Path], x0: FloatArray) -> "Figure":
+def figure(
+    flags: LongTime, table: "study.Dataset", files: dict[str, Path], x0: FloatArray
+) -> "study.Figure":
     """G^2, the integral of |dE/dt| and the speed of the cloud in W₂, over time, of all runs."""
     labels_of = (
         "Squared upper gradient $G^2$",

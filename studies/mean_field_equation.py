@@ -14,14 +14,12 @@ theorem (docs/theory/transport.md).
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from _mean_field import Meshed, Sizes, clouds
-from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, fits, meanfield, study, transport
@@ -29,11 +27,7 @@ from wflow.analysis.fits import mean_and_error
 from wflow.cli import guarded
 from wflow.heads import Oscillating
 from wflow.plots.figure import PAGE, grid, legend_below, log_log, style, time_axis
-from wflow.study import Direction, Finding, FlowName
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
+from wflow.study import Direction, Finding, FloatArray, FlowName
 
 MARGIN = 0.1  # of a slope: the root mean square of a few draws is itself random
 CLOSES = 0.01  # residual of the energy balance over what was dissipated
@@ -41,7 +35,6 @@ CLOSES = 0.01  # residual of the energy balance over what was dissipated
 SOURCE_OF_W2 = "[MHT] Thm 5.1 (upper bound), docs/theory/transport.md"
 SOURCE_OF_MOMENTS = "central limit theorem and propagation of chaos, docs/theory/transport.md"
 RATES = {2: "$n^{-1/2}$", 3: r"$(\log n / n)^{1/2}$"}
-FloatArray = NDArray[np.float64]
 CONCENTRATION = 2.0  # of the initial density
 MESHES = ("equation", "coarse")
 ORDERS = {2: 2.0, 3: 1.5}  # of the equation in the width of the cells, at least
@@ -161,7 +154,7 @@ def tasks(flags: MeanFieldEquation) -> dict[str, dict[str, Any]]:
     return found
 
 
-def at_end(run: "Dataset") -> dict[str, FloatArray]:
+def at_end(run: "study.Dataset") -> dict[str, FloatArray]:
     """Quantities at T, each (paths, components), of tokens or densities."""
     found = {name: run[name].isel(time=-1).values[:, None] for name in SERIES}
     means, squares = [], []
@@ -177,9 +170,7 @@ def at_end(run: "Dataset") -> dict[str, FloatArray]:
     return found | {"mean": np.array(means), "second_moment": np.array(squares)}
 
 
-def collect(
-    flags: MeanFieldEquation, files: dict[str, Path], advance: Callable[[int], None]
-) -> "Dataset":
+def collect(flags: MeanFieldEquation, files: dict[str, Path]) -> "study.Dataset":
     """Squared deviations from the equation and W_2 to it, and the error of the equation itself."""
     limits = {}
     for d in flags.d:
@@ -224,7 +215,7 @@ def collect(
         measure,
         {name: (("path",), text) for name, text in texts.items()},
         {"path": (np.arange(flags.paths), "draw of the tokens")},
-        advance,
+        "deviations",
     )
     errors = {f"{name}_error": f"error of the {text} of the equation by its cells, estimated"
               for name, text in QUANTITIES.items()}  # fmt: skip
@@ -240,7 +231,7 @@ def measured_on(d: int) -> str:
 
 
 def distances(
-    flags: MeanFieldEquation, files: dict[str, Path], d: int, run: "Dataset"
+    flags: MeanFieldEquation, files: dict[str, Path], d: int, run: "study.Dataset"
 ) -> tuple[FloatArray, FloatArray]:
     """W_2 between the tokens of every path and the equation at T, and its lower bound."""
     mesh = meshes(flags, d)[measured_on(d)]
@@ -253,7 +244,7 @@ def distances(
     return np.array([w2.value for w2 in found]), np.array([w2.lower for w2 in found])
 
 
-def quantisation(run: "Dataset") -> float:
+def quantisation(run: "study.Dataset") -> float:
     """W_2 between a density that is constant on its cells and its masses at their centres.
 
     The mean square distance to the centre is a^2/12 on an arc, and 5 a/(18 sqrt 3) on a regular
@@ -265,7 +256,7 @@ def quantisation(run: "Dataset") -> float:
     return math.sqrt(masses @ square / masses.sum())
 
 
-def fit(table: "Dataset", d: int, name: str) -> fits.PowerLaw | None:
+def fit(table: "study.Dataset", d: int, name: str) -> fits.PowerLaw | None:
     """a n^b of a mean squared deviation, or of W_2, over the n that resolve it, if these are two.
 
     Where the deviation is less than three times the error of the equation, it says nothing.
@@ -281,7 +272,7 @@ def fit(table: "Dataset", d: int, name: str) -> fits.PowerLaw | None:
     return fits.power_law(n[kept], values[kept]) if kept.sum() > 1 else None
 
 
-def findings(flags: MeanFieldEquation, table: "Dataset") -> list[Finding]:
+def findings(flags: MeanFieldEquation, table: "study.Dataset") -> list[Finding]:
     """Every claim with its verdict."""
     found = [
         Finding.slope(
@@ -325,7 +316,7 @@ def findings(flags: MeanFieldEquation, table: "Dataset") -> list[Finding]:
 # ------------------
 
 
-def report(flags: MeanFieldEquation, table: "Dataset") -> str:
+def report(flags: MeanFieldEquation, table: "study.Dataset") -> str:
     """Deviations of every n, the error of the equation, W_2 and slopes, for every dimension."""
     parts = []
     for d in flags.d:
@@ -364,7 +355,7 @@ def report(flags: MeanFieldEquation, table: "Dataset") -> str:
     return "\n\n".join(parts)
 
 
-def rates_figure(flags: MeanFieldEquation, table: "Dataset") -> "Figure":
+def rates_figure(flags: MeanFieldEquation, table: "study.Dataset") -> "study.Figure":
     """Deviations and W_2 against n, a panel for each dimension."""
     from matplotlib.ticker import NullFormatter
 
@@ -400,7 +391,7 @@ def rates_figure(flags: MeanFieldEquation, table: "Dataset") -> "Figure":
     return figure
 
 
-def budget_figure(flags: MeanFieldEquation, files: dict[str, Path]) -> "Figure":
+def budget_figure(flags: MeanFieldEquation, files: dict[str, Path]) -> "study.Figure":
     """Terms of the budget over time: the equation, and the range of clouds of the least n."""
     labels = {"energy": "$E$", "dissipation": "dissipation", "weight_power": "power of the heads"}
     n = flags.n[min(1, len(flags.n) - 1)]
@@ -432,8 +423,7 @@ def main() -> int:
     flags = study.command_line(MeanFieldEquation, __doc__)
     with study.session("mean_field_equation", flags) as session:
         files = session.solve(tasks(flags))
-        with session.progress(len(flags.d) * len(flags.n), "deviations") as advance:
-            table = collect(flags, files, advance)
+        table = collect(flags, files)
         figures = {"rates": rates_figure(flags, table), "budget": budget_figure(flags, files)}
         for d in flags.d:
             with wflow.open(files[run_name(d, "equation")]) as run:

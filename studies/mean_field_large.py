@@ -11,14 +11,12 @@ sums over pairs are the fast ones wherever they take less time, so the cost is l
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from _mean_field import Sizes, clouds, evenly_spread
-from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, fits, study, tokens
@@ -26,13 +24,8 @@ from wflow.analysis.fits import PowerLaw, mean_and_error
 from wflow.cli import guarded
 from wflow.heads import Frozen, HeadLaw, Oscillating
 from wflow.plots.figure import PAGE, caption, grid, log_log, shade, style, time_axis
-from wflow.study import Direction, Finding, FlowName
+from wflow.study import Direction, Finding, FloatArray, FlowName
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
-
-FloatArray = NDArray[np.float64]
 Fits = dict[str, PowerLaw]
 MARGIN = 0.1  # of a slope: the root mean square of a few draws is itself random
 RESIDUAL = 10.0  # the residual of the energy budget may exceed that of the reference by this factor
@@ -113,11 +106,10 @@ def at_end(file: Path) -> tuple[dict[str, FloatArray], dict[str, FloatArray]]:
 
 
 def collect(
-    flags: MeanFieldLarge, files: dict[str, Path], advance: Callable[[int], None]
-) -> tuple["Dataset", dict[str, FloatArray]]:
+    flags: MeanFieldLarge, files: dict[str, Path]
+) -> tuple["study.Dataset", dict[str, FloatArray]]:
     """Squared deviations from the limit by n and path, and the energies over time by run."""
     limit, series = at_end(files["reference"])
-    advance(1)
     energies = {"time": series["time"], "reference": series["energy"]}
     reference_residual = float(np.abs(series["edi_residual"]).max())
 
@@ -144,19 +136,19 @@ def collect(
         measure,
         {name: (("path",), text) for name, text in texts.items()},
         {"path": (np.arange(flags.paths), "draw of the tokens")},
-        advance,
+        "moments",
     )
     of_limit = {"long_name": f"{texts['residual']}, reference", "units": "1"}
     return table.assign(reference_residual=((), reference_residual, of_limit)), energies
 
 
-def fit(table: "Dataset") -> Fits:
+def fit(table: "study.Dataset") -> Fits:
     """The mean square a n^(2b) of every deviation."""
     n = table["n"].values
     return {name: fits.power_law(n, table[f"{name}_deviation_sq"].values) for name in QUANTITIES}
 
 
-def with_fits(table: "Dataset", laws: Fits) -> "Dataset":
+def with_fits(table: "study.Dataset", laws: Fits) -> "study.Dataset":
     """The table with slopes and their intervals, for the summary."""
     added: dict[str, Any] = {}
     for name, law in laws.items():
@@ -168,7 +160,7 @@ def with_fits(table: "Dataset", laws: Fits) -> "Dataset":
     return table.merge(study.dataset(added, {"bound": (["low", "high"], "end of the interval")}))
 
 
-def findings(flags: MeanFieldLarge, table: "Dataset", laws: Fits) -> list[Finding]:
+def findings(flags: MeanFieldLarge, table: "study.Dataset", laws: Fits) -> list[Finding]:
     """Every prediction with its verdict."""
     rows = [
         Finding.slope(
@@ -200,7 +192,7 @@ def findings(flags: MeanFieldLarge, table: "Dataset", laws: Fits) -> list[Findin
 # ------------------
 
 
-def report(flags: MeanFieldLarge, table: "Dataset", laws: Fits) -> str:
+def report(flags: MeanFieldLarge, table: "study.Dataset", laws: Fits) -> str:
     """The tables."""
     columns: dict[str, list[str]] = {"n": [str(n) for n in flags.n]}
     for name in laws:
@@ -225,8 +217,8 @@ def report(flags: MeanFieldLarge, table: "Dataset", laws: Fits) -> str:
 
 
 def limit_figure(
-    flags: MeanFieldLarge, table: "Dataset", laws: Fits, energies: dict[str, FloatArray]
-) -> "Figure":
+    flags: MeanFieldLarge, table: "study.Dataset", laws: Fits, energies: dict[str, FloatArray]
+) -> "study.Figure":
     """Deviations against n with the slope -1/2, and energies over time against the limit."""
     from matplotlib.ticker import NullFormatter, NullLocator
 
@@ -288,8 +280,7 @@ def main() -> int:
     flags = study.command_line(MeanFieldLarge, __doc__)
     with study.session("mean_field_large", flags) as session:
         files = session.solve(tasks(flags))
-        with session.progress(len(files), "moments") as advance:
-            table, energies = collect(flags, files, advance)
+        table, energies = collect(flags, files)
         laws = fit(table)
         session.finish(
             with_fits(table, laws), report(flags, table, laws), findings(flags, table, laws),

@@ -14,11 +14,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from _mean_field import Dimensions, Sizes, clouds
-from numpy.typing import NDArray
 
 import wflow
 from wflow import SaveAt, fits, stability, study, tokens
@@ -27,13 +26,8 @@ from wflow.analysis.fits import PowerLaw, mean_and_error
 from wflow.cli import guarded
 from wflow.heads import OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, caption, grid, legend_below, log_log, shade, style
-from wflow.study import Direction, Finding, FlowName, slope_text
+from wflow.study import Direction, Finding, FloatArray, FlowName, slope_text
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
-
-FloatArray = NDArray[np.float64]
 Fits = dict[tuple[str, int, int], PowerLaw]
 MARGIN = 0.05  # of a slope: less than what the rates of two dimensions differ by
 LAWS = {"uniform": tokens.uniform, "cross-polytope": tokens.cross_polytope}
@@ -106,9 +100,7 @@ def tasks(flags: MeanFieldLimit) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def collect(
-    flags: MeanFieldLimit, files: dict[str, Path], advance: Callable[[int], None]
-) -> "Dataset":
+def collect(flags: MeanFieldLimit, files: dict[str, Path]) -> "study.Dataset":
     """W₂, energy gap and bound of every dimension, number of tokens and path, at 0 and T."""
 
     def measure(d: int, n: int) -> dict[str, FloatArray]:
@@ -130,11 +122,11 @@ def collect(
             "path": (np.arange(flags.paths), "draw of tokens and heads"),
             "time": ([0.0, flags.t_final], "time"),
         },
-        advance,
+        "W₂",
     )
 
 
-def fit(table: "Dataset") -> Fits:
+def fit(table: "study.Dataset") -> Fits:
     """a n^b of every quantity, dimension and time: (name, place of d, place of the time) -> fit."""
     n = table["n"].values
     return {
@@ -145,7 +137,7 @@ def fit(table: "Dataset") -> Fits:
     }
 
 
-def with_fits(flags: MeanFieldLimit, table: "Dataset", laws: Fits) -> "Dataset":
+def with_fits(flags: MeanFieldLimit, table: "study.Dataset", laws: Fits) -> "study.Dataset":
     """The table with slopes and their intervals, for the summary."""
     places = [[(i, k) for k in range(2)] for i in range(len(flags.d))]
     known = [expected_slope(flags, d) for d in flags.d]
@@ -161,7 +153,7 @@ def with_fits(flags: MeanFieldLimit, table: "Dataset", laws: Fits) -> "Dataset":
     return table.merge(study.dataset(added, {"bound": (["low", "high"], "end of the interval")}))
 
 
-def findings(flags: MeanFieldLimit, table: "Dataset", laws: Fits) -> list[Finding]:
+def findings(flags: MeanFieldLimit, table: "study.Dataset", laws: Fits) -> list[Finding]:
     """Every prediction with its verdict."""
     names = [f"d = {d}:" for d in flags.d]
     known = {name: expected_slope(flags, d) for name, d in zip(names, flags.d, strict=True)}
@@ -213,7 +205,7 @@ def findings(flags: MeanFieldLimit, table: "Dataset", laws: Fits) -> list[Findin
 # ------------------
 
 
-def report(flags: MeanFieldLimit, table: "Dataset", laws: Fits) -> str:
+def report(flags: MeanFieldLimit, table: "study.Dataset", laws: Fits) -> str:
     """The tables."""
     titles = {"w2": "W_2", "energy_gap": "energy gap"}
     rows = []
@@ -245,7 +237,7 @@ def report(flags: MeanFieldLimit, table: "Dataset", laws: Fits) -> str:
     ))  # fmt: skip
 
 
-def convergence_figure(flags: MeanFieldLimit, table: "Dataset", laws: Fits) -> "Figure":
+def convergence_figure(flags: MeanFieldLimit, table: "study.Dataset", laws: Fits) -> "study.Figure":
     """W₂ and energy gap against n, in log-log, with the fits."""
     from matplotlib.ticker import NullLocator
 
@@ -291,8 +283,7 @@ def main() -> int:
     flags = study.command_line(MeanFieldLimit, __doc__)
     with study.session("mean_field_limit", flags) as session:
         files = session.solve(tasks(flags))
-        with session.progress(len(flags.d) * len(flags.n), "W₂") as advance:
-            table = collect(flags, files, advance)
+        table = collect(flags, files)
         laws = fit(table)
         session.finish(
             with_fits(flags, table, laws), report(flags, table, laws),

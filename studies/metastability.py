@@ -19,11 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import tyro
-from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, clusters, fits, meanfield, study
@@ -31,11 +30,7 @@ from wflow._core.checks import whole
 from wflow.cli import guarded
 from wflow.heads import Frozen
 from wflow.plots.figure import PAGE, grid, log_axis, shade, style
-from wflow.study import Finding
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
+from wflow.study import Finding, FloatArray
 
 GLPR = "[GLPR]"
 THEORY = "docs/theory/clusters.md"
@@ -49,7 +44,6 @@ CLOSE = 0.01  # relative difference of lifetimes of a pair of tokens and of two 
 LAST = 0.05  # relative difference of the time of a start and of the law of its last pair
 SLOPE = 0.1  # relative difference of the growth of lifetimes of the equation and of two points
 NUMERICAL = 0.1  # share of the diffusion that may be numerical
-FloatArray = NDArray[np.float64]
 SPREAD = 0.02  # of the tokens of a pair about their centres, in radians
 SCALE = 0.0447  # geodesic distance up to which tokens are linked, as in the study `clustering`
 WHOLE = 0.99  # share of the energy of one cluster from which on there is one
@@ -262,7 +256,7 @@ class Last(NamedTuple):
     begun: float
 
 
-def last_pair(run: "Dataset", place: int, beta: float) -> Last:
+def last_pair(run: "study.Dataset", place: int, beta: float) -> Last:
     """When all tokens are in one cluster, and the last pair before, in units of [GLPR]."""
     level = WHOLE * math.exp(beta) / 2
     one = beta * crossing(run["time"].values, run["energy"].values[place], level)
@@ -339,7 +333,7 @@ def equation_lifetime(file: Path, beta: float) -> tuple[float, float]:
 
 def collect(
     flags: Metastability, files: dict[str, Path], advance: Callable[[int], None]
-) -> "Dataset":
+) -> "study.Dataset":
     """Lifetimes in units of [GLPR], of pairs, of random starts and of the equation."""
     pairs, starts = [], []
     for beta in flags.betas:
@@ -398,7 +392,7 @@ def reaches(times: np.ndarray, known: np.ndarray, least: float) -> tuple[bool, b
     return seen, seen or bool(np.isfinite(times).all() and known.max() > least)
 
 
-def of_pairs(flags: Metastability, table: "Dataset") -> list[Finding]:
+def of_pairs(flags: Metastability, table: "study.Dataset") -> list[Finding]:
     """What the pairs of tokens say."""
     betas, times = table["beta"].values, table["pair"].values
     known = table["pair_known"].values
@@ -424,7 +418,7 @@ def of_pairs(flags: Metastability, table: "Dataset") -> list[Finding]:
     return [exact, constant, reach]
 
 
-def of_starts(table: "Dataset") -> list[Finding]:
+def of_starts(table: "study.Dataset") -> list[Finding]:
     """What the random starts say."""
     betas, one = table["start_beta"].values, table["one"].values
     met = np.isfinite(one).all(axis=0)  # the same starts for every beta
@@ -459,7 +453,7 @@ def of_starts(table: "Dataset") -> list[Finding]:
     return [first, second]
 
 
-def of_equation(flags: Metastability, table: "Dataset") -> list[Finding]:
+def of_equation(flags: Metastability, table: "study.Dataset") -> list[Finding]:
     """What the mean-field equation says."""
     betas, kappas = table["equation_beta"].values, table["kappa"].values
     times, known = table["equation"].values, table["equation_known"].values
@@ -509,7 +503,7 @@ def short(time: float) -> str:
     return f"{float(f'{time:.4g}'):g}" if math.isfinite(time) else "later"
 
 
-def report(flags: Metastability, table: "Dataset") -> str:
+def report(flags: Metastability, table: "study.Dataset") -> str:
     """The three tables."""
     pairs = {
         "beta": [f"{beta:g}" for beta in flags.betas],
@@ -550,7 +544,7 @@ def report(flags: Metastability, table: "Dataset") -> str:
     ))  # fmt: skip
 
 
-def figure(flags: Metastability, table: "Dataset") -> "Figure":
+def figure(flags: Metastability, table: "study.Dataset") -> "study.Figure":
     """Lifetimes against beta: pairs and the equation on the left, random starts on the right."""
     fine = np.linspace(min(flags.equation_betas + flags.betas), max(flags.betas), 100)
     with style():

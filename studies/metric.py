@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,6 @@ from wflow.cli import guarded
 from wflow.heads import Oscillating
 from wflow.plots.figure import PAGE, grid, style
 from wflow.study import Finding, slope_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
 
 FLOWS = ("softmax", "effective", "unnormalised")
 SLOPE_TOLERANCE, ERROR_TOLERANCE = 0.15, 0.02
@@ -105,7 +101,7 @@ class Metric(study.TokenFlags):
             )
 
 
-def derivatives(flags: Metric, files: dict[str, Path], session: study.Session) -> "Dataset":
+def derivatives(flags: Metric, files: dict[str, Path]) -> "study.Dataset":
     """Difference quotients and speeds in both metrics, along every flow."""
 
     def measure(flow: "wflow.flows.FlowName", t: float, path: int) -> dict[str, Any]:
@@ -130,28 +126,26 @@ def derivatives(flags: Metric, files: dict[str, Path], session: study.Session) -
         }
 
     each = ("metric", "delta")
-    total = len(FLOWS) * len(flags.times) * flags.paths
-    with session.progress(total, "difference quotients") as advance:
-        table = study.sweep(
-            {
-                "flow": (FLOWS, "flow of the tokens"),
-                "time": (flags.times, "time t"),
-                "path": (np.arange(flags.paths), "initial tokens"),
-            },
-            measure,
-            {
-                "quotient": (each, "distance of mu_t and mu_{t+delta} over delta"),
-                "speed": (("metric",), "metric derivative [(1/n) sum b |v|^2]^(1/2)"),
-                "relative_error": (each, "|quotient / speed - 1|"),
-                "quotient_converged": (("delta",), "whether the minimisation of W_b converged"),
-            },
-            {"metric": (list(METRICS), "metric"), "delta": (flags.deltas, "increment of time")},
-            advance,
-        )
+    table = study.sweep(
+        {
+            "flow": (FLOWS, "flow of the tokens"),
+            "time": (flags.times, "time t"),
+            "path": (np.arange(flags.paths), "initial tokens"),
+        },
+        measure,
+        {
+            "quotient": (each, "distance of mu_t and mu_{t+delta} over delta"),
+            "speed": (("metric",), "metric derivative [(1/n) sum b |v|^2]^(1/2)"),
+            "relative_error": (each, "|quotient / speed - 1|"),
+            "quotient_converged": (("delta",), "whether the minimisation of W_b converged"),
+        },
+        {"metric": (list(METRICS), "metric"), "delta": (flags.deltas, "increment of time")},
+        "difference quotients",
+    )
     return table.transpose("flow", "metric", "time", "delta", "path")
 
 
-def random_pairs(flags: Metric, session: study.Session) -> "Dataset":
+def random_pairs(flags: Metric) -> "study.Dataset":
     """W_b, W₂ and bounds of pairs of clouds of all kinds."""
 
     def measure(pair: int) -> dict[str, Any]:
@@ -169,24 +163,23 @@ def random_pairs(flags: Metric, session: study.Session) -> "Dataset":
         return dict(zip(PAIR, values, strict=True))
 
     pairs = {"pair": (np.arange(flags.pairs), "pair of clouds")}
-    with session.progress(flags.pairs, "random pairs") as advance:
-        return study.sweep(pairs, measure, PAIR, advance=advance)
+    return study.sweep(pairs, measure, PAIR, progress="random pairs")
 
 
-def slope(table: "Dataset", flow: str, name: str) -> PowerLaw:
+def slope(table: "study.Dataset", flow: str, name: str) -> PowerLaw:
     """Power law of the relative error in delta; resampled over the initial tokens."""
     error = table["relative_error"].sel(flow=flow, metric=name).mean("time")
     return fits.power_law(table["delta"].values, error.transpose("delta", "path").values)
 
 
-def violations(table: "Dataset", low: str, high: str) -> NDArray[np.bool_]:
+def violations(table: "study.Dataset", low: str, high: str) -> NDArray[np.bool_]:
     """Whether W_b of every pair lies outside W_low <= W_b <= W_high, beyond rounding."""
     w_b = table["pair_wb"].values
     inside = (w_b >= table[low] * (1 - 1e-12)) & (w_b <= table[high] * (1 + 1e-12))
     return np.asarray(~inside)
 
 
-def findings(table: "Dataset", laws: Laws) -> list[Finding]:
+def findings(table: "study.Dataset", laws: Laws) -> list[Finding]:
     """Every prediction with its verdict."""
     rows = []
     smallest = table["relative_error"].sel(delta=table["delta"].min())
@@ -253,7 +246,7 @@ def power_laws(
     headroom: float = 1.0,
     legend: str | None = None,
     title: str = "",
-) -> "Figure":
+) -> "study.Figure":
     """Panels, title -> curves, with power laws in log-log, each with the band of its fit."""
     with style():
         figure, axes = grid(1, len(panels), PAGE, 2.9, sharey=True)
@@ -275,7 +268,7 @@ def power_laws(
     return figure
 
 
-def bounds_figure(table: "Dataset", title: str) -> "Figure":
+def bounds_figure(table: "study.Dataset", title: str) -> "study.Figure":
     """W_b over W₂ of the random pairs between their bounds, against the norm of the heads."""
     order = np.argsort(table["pair_norm"].values)
     part = table.isel(pair=order)
@@ -305,7 +298,7 @@ def bounds_figure(table: "Dataset", title: str) -> "Figure":
     return figure
 
 
-def derivative_figure(table: "Dataset", laws: Laws, facts: str) -> "Figure":
+def derivative_figure(table: "study.Dataset", laws: Laws, facts: str) -> "study.Figure":
     """Relative error of the difference quotients against delta, in both metrics."""
     error = table["relative_error"].mean(("time", "path"))
     panels = {
@@ -324,7 +317,7 @@ def derivative_figure(table: "Dataset", laws: Laws, facts: str) -> "Figure":
     )
 
 
-def report(flags: Metric, table: "Dataset", laws: Laws) -> str:
+def report(flags: Metric, table: "study.Dataset", laws: Laws) -> str:
     """The tables."""
     error = table["relative_error"].mean(("time", "path"))
     rows = []
@@ -372,7 +365,7 @@ def main() -> int:
         }  # fmt: skip
         files = session.solve({flow: common | {"flow": flow} for flow in FLOWS})
         with numba_threads(flags.compute.threads):
-            table = derivatives(flags, files, session).merge(random_pairs(flags, session))
+            table = derivatives(flags, files).merge(random_pairs(flags))
         laws = {(flow, name): slope(table, flow, name) for flow in FLOWS for name in METRICS}
         facts = f"$n$ = {flags.n}, $d$ = {flags.d}"
         session.finish(

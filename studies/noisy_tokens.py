@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,6 @@ from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, grid, shade, style, time_axis
 from wflow.study import Finding, FlowName
 from wflow.study.frame import Verdict
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.figure import Figure
 
 LEVEL = 0.01  # of the Kolmogorov-Smirnov tests together
 RESOLVED = 0.25  # error of a ratio of residuals beyond which halving is not resolved
@@ -128,7 +124,7 @@ def ordering_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def balances(files: dict[float, Path]) -> "xr.Dataset":
+def balances(files: dict[float, Path]) -> "study.Dataset":
     """Means at the end of the runs and their standard errors, one row per step size."""
     rows: dict[str, list[float]] = {}
     for file in files.values():
@@ -145,7 +141,7 @@ def balances(files: dict[float, Path]) -> "xr.Dataset":
     return xarray.Dataset({name: ("dt", values) for name, values in rows.items()}, {"dt": [*files]})
 
 
-def ordering(flags: NoisyTokens, files: dict[str, Path]) -> "xr.Dataset":
+def ordering(flags: NoisyTokens, files: dict[str, Path]) -> "study.Dataset":
     """Order parameter over the second half of the time, and the one that theory gives."""
 
     def measure(start: str, ratio: float) -> dict[str, NDArray[np.float64]]:
@@ -203,7 +199,7 @@ def uniformity(file: Path) -> tuple[float, float]:
 
 
 def findings(
-    flags: NoisyTokens, ks: tuple[float, float], budget: "xr.Dataset", order: "xr.Dataset"
+    flags: NoisyTokens, ks: tuple[float, float], budget: "study.Dataset", order: "study.Dataset"
 ) -> list[Finding]:
     """The three predictions and what came out of each."""
     pvalue, distance = ks
@@ -255,7 +251,7 @@ def listed(values: NDArray, errors: NDArray) -> str:
     return ", ".join(f"{v:.2g} ± {e:.1g}" for v, e in zip(values, errors, strict=True))
 
 
-def report(flags: NoisyTokens, budget: "xr.Dataset", order: "xr.Dataset") -> str:
+def report(flags: NoisyTokens, budget: "study.Dataset", order: "study.Dataset") -> str:
     """Write the two tables."""
     cells = {"dt": [f"{dt:g}" for dt in budget["dt"].values]}
     titles = {"energy_change": "E(T) - E(0)", "work_diffusion": "diffusion of tokens"}
@@ -278,7 +274,9 @@ def report(flags: NoisyTokens, budget: "xr.Dataset", order: "xr.Dataset") -> str
     )
 
 
-def order_figure(flags: NoisyTokens, order: "xr.Dataset", files: dict[str, Path]) -> "Figure":
+def order_figure(
+    flags: NoisyTokens, order: "study.Dataset", files: dict[str, Path]
+) -> "study.Figure":
     """Order parameter against diffusion with the theory's curve, and over time."""
     from matplotlib.lines import Line2D
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from noisy_tokens import order_of
@@ -32,10 +32,6 @@ from wflow.cli import guarded
 from wflow.heads import Frozen
 from wflow.plots.figure import PAGE, grid, style
 from wflow.study import Finding, FlowName
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.figure import Figure
 
 BEND = 1e-3  # error of the cubic coefficient by a point at a small amplitude
 RESOLVED = 0.1  # relative distance of a critical diffusion of particles that counts as none
@@ -114,7 +110,7 @@ class PhaseTransition(study.Flags):
 
 
 @cache
-def branch_of(flags: PhaseTransition, beta: float, flow: FlowName) -> "xr.Dataset":
+def branch_of(flags: PhaseTransition, beta: float, flow: FlowName) -> "study.Dataset":
     """The branch of degree 1 of one head, as far as order reaches about 0.9."""
     critical = stationary.critical_diffusion(beta, flags.d, flow)
     return stationary.branch(
@@ -123,7 +119,7 @@ def branch_of(flags: PhaseTransition, beta: float, flow: FlowName) -> "xr.Datase
     )  # fmt: skip
 
 
-def order_on(branch: "xr.Dataset", ratio: float) -> float:
+def order_on(branch: "study.Dataset", ratio: float) -> float:
     """Order of the stable part of a branch at a diffusion, zero beyond its fold."""
     kappa = branch["kappa"].values / branch.attrs["critical_diffusion"]
     top = int(np.argmax(kappa))
@@ -131,7 +127,7 @@ def order_on(branch: "xr.Dataset", ratio: float) -> float:
     return float(np.interp(ratio, kappa, order, left=np.nan, right=0.0))
 
 
-def diagrams(flags: PhaseTransition, advance: Any) -> "xr.Dataset":
+def diagrams(flags: PhaseTransition) -> "study.Dataset":
     """Closed forms, and fold and bend of the branch, for every flow and beta."""
 
     def measure(flow: FlowName, beta: float) -> dict[str, float]:
@@ -155,7 +151,7 @@ def diagrams(flags: PhaseTransition, advance: Any) -> "xr.Dataset":
             "bend": "cubic coefficient, from the second point of the branch",
             "fold": "largest diffusion of the branch over the critical one",
         },
-        advance=advance,
+        progress="branches",
     )
 
 
@@ -238,7 +234,7 @@ def growth_runs(flags: PhaseTransition) -> dict[str, dict[str, Any]]:
     return found
 
 
-def criticals(flags: PhaseTransition, files: dict[str, Path]) -> "xr.Dataset":
+def criticals(flags: PhaseTransition, files: dict[str, Path]) -> "study.Dataset":
     """The diffusion at which the mode neither grows nor decays on the mesh, over the closed form.
 
     The rates of the mode are linear in the diffusion, with their zero at the critical one. On cells
@@ -270,13 +266,13 @@ def criticals(flags: PhaseTransition, files: dict[str, Path]) -> "xr.Dataset":
     )
 
 
-def orders_of(run: "xr.Dataset") -> NDArray[np.float64]:
+def orders_of(run: "study.Dataset") -> NDArray[np.float64]:
     """Order, the size of the mean token, of the densities of a run at its snapshots."""
     masses = run["areas"].values * run["density"].values[0]
     return np.asarray(np.linalg.norm(masses @ run["centres"].values, axis=1))
 
 
-def orders(flags: PhaseTransition, files: dict[str, Path], advance: Any) -> "xr.Dataset":
+def orders(flags: PhaseTransition, files: dict[str, Path]) -> "study.Dataset":
     """Order parameters over the second half of the time, and what the branch says."""
     branches = {flow: branch_of(flags, flags.beta, flow) for flow in FLOWS}
 
@@ -309,11 +305,11 @@ def orders(flags: PhaseTransition, files: dict[str, Path], advance: Any) -> "xr.
             "equation_change": "change of that order over the last tenth of the time",
         },
         {"path": (np.arange(flags.paths), "Monte Carlo path")},
-        advance=advance,
+        "orders",
     )
 
 
-def critical_of(table: "xr.Dataset", flow: FlowName, n: int) -> tuple[float, float]:
+def critical_of(table: "study.Dataset", flow: FlowName, n: int) -> tuple[float, float]:
     """Critical diffusion of n tokens over the closed form, from fluctuations above it, its error.
 
     In the uniform law E |m|^2 = (1/n) kappa/(kappa - critical): 1 - 1/(n E |m|^2) = critical/kappa.
@@ -328,12 +324,12 @@ def critical_of(table: "xr.Dataset", flow: FlowName, n: int) -> tuple[float, flo
     return float(mean), float(error)
 
 
-def mean_order(table: "xr.Dataset") -> NDArray[np.float64]:
+def mean_order(table: "study.Dataset") -> NDArray[np.float64]:
     """Order (flow, start, ratio), the root of the mean square over the paths."""
     return np.sqrt(np.maximum(table["order_sq"].mean("path").values, 0.0))
 
 
-def of_branches(shapes: "xr.Dataset") -> list[Finding]:
+def of_branches(shapes: "study.Dataset") -> list[Finding]:
     """Closed form and continuation beside each other."""
     cubic, bend = shapes["cubic"].values, shapes["bend"].values
     error = np.abs(bend - cubic)
@@ -364,7 +360,7 @@ def of_branches(shapes: "xr.Dataset") -> list[Finding]:
     return [first, second, third]
 
 
-def of_runs(flags: PhaseTransition, table: "xr.Dataset") -> list[Finding]:
+def of_runs(flags: PhaseTransition, table: "study.Dataset") -> list[Finding]:
     """Critical diffusion and hysteresis of particles, and of the equation where it was solved."""
     found = {flow: critical_of(table, flow, flags.n) for flow in FLOWS}
     off, width = np.array([(mean - 1, 2 * error) for mean, error in found.values()]).T
@@ -415,7 +411,7 @@ def of_runs(flags: PhaseTransition, table: "xr.Dataset") -> list[Finding]:
     return findings
 
 
-def of_growth(table: "xr.Dataset") -> Finding:
+def of_growth(table: "study.Dataset") -> Finding:
     """The critical diffusion of the equation, measured."""
     off, error = table["critical_equation"].values - 1, table["critical_error"].values
     return Finding.within(
@@ -432,7 +428,7 @@ def of_growth(table: "xr.Dataset") -> Finding:
 # ------------------
 
 
-def report(flags: PhaseTransition, shapes: "xr.Dataset", table: "xr.Dataset") -> str:
+def report(flags: PhaseTransition, shapes: "study.Dataset", table: "study.Dataset") -> str:
     """Write the three tables."""
     rows: dict[str, list[str]] = {"beta": [f"{beta:g}" for beta in shapes["beta"].values]}
     for flow in FLOWS:
@@ -476,7 +472,7 @@ def report(flags: PhaseTransition, shapes: "xr.Dataset", table: "xr.Dataset") ->
     )
 
 
-def diagram_figure(flags: PhaseTransition) -> "Figure":
+def diagram_figure(flags: PhaseTransition) -> "study.Figure":
     """Branches of every beta, a panel for each flow."""
     with style():
         figure, axes = grid(1, 2, PAGE, 2.9)
@@ -489,7 +485,7 @@ def diagram_figure(flags: PhaseTransition) -> "Figure":
     return figure
 
 
-def hysteresis_figure(flags: PhaseTransition, table: "xr.Dataset") -> "Figure":
+def hysteresis_figure(flags: PhaseTransition, table: "study.Dataset") -> "study.Figure":
     """Orders of both starts on the branches of both flows."""
     order = mean_order(table)
     with style():
@@ -519,11 +515,7 @@ def main() -> int:
         if flags.equation:
             runs |= equation_runs(flags) | growth_runs(flags)
         files = session.solve(runs)
-        with session.progress(len(FLOWS) * len(flags.betas), "branches") as advance:
-            shapes = diagrams(flags, advance)
-        cases = len(FLOWS) * len(STARTS) * len(flags.ratios)
-        with session.progress(cases, "orders") as advance:
-            table = orders(flags, files, advance)
+        shapes, table = diagrams(flags), orders(flags, files)
         found = [*of_branches(shapes), *of_runs(flags, table)]
         figures = {"branches": diagram_figure(flags), "hysteresis": hysteresis_figure(flags, table)}
         if flags.equation:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
@@ -44,10 +44,6 @@ from wflow.cli import guarded
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating
 from wflow.plots.figure import PAGE, grid, style
 from wflow.study import Finding
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
 
 
 class Case(NamedTuple):
@@ -201,7 +197,7 @@ def misalignment(flags: Spectrum, law: str, d: Any, H: Any) -> Any:
     return (d - 1) * flags.variance / (2 * H * flags.strength * (flags.strength + rate))
 
 
-def of_clusters(flags: Spectrum, table: "Dataset") -> list[Finding]:
+def of_clusters(flags: Spectrum, table: "study.Dataset") -> list[Finding]:
     """Predictions 1 to 6; 3 to 6 by most of the starts with the largest number of heads."""
     frozen = table.sel(case=[name for name, case in CASES.items() if case.law == "frozen"])
     count = frozen["count"].values
@@ -252,7 +248,7 @@ def of_clusters(flags: Spectrum, table: "Dataset") -> list[Finding]:
     return found
 
 
-def of_motion(flags: Spectrum, table: "Dataset") -> list[Finding]:
+def of_motion(flags: Spectrum, table: "study.Dataset") -> list[Finding]:
     """Predictions 7 and 8."""
     laws = ("one", "slow", "fast")
     mean, error = wflow.fits.mean_and_error(1 - table["lasting"].sel(case=list(laws)).values)
@@ -285,7 +281,7 @@ def of_motion(flags: Spectrum, table: "Dataset") -> list[Finding]:
     ]  # fmt: skip
 
 
-def of_pairs(flags: Spectrum, table: "Dataset") -> list[Finding]:
+def of_pairs(flags: Spectrum, table: "study.Dataset") -> list[Finding]:
     """Prediction 9."""
     several = table.sel(case="none", heads=[H for H in flags.heads if H > 1])
     one = several["count"].values == 1
@@ -318,7 +314,7 @@ ALIGNMENTS = (
 SEEN = {"present": "D", "lasting": "its mean", "weighted": "weighted mean"}
 
 
-def report(flags: Spectrum, table: "Dataset") -> str:
+def report(flags: Spectrum, table: "study.Dataset") -> str:
     """Numbers of clusters and alignments, by case, dimension and head count."""
     many = max(flags.heads)
     counts = [
@@ -355,7 +351,7 @@ def counts_text(values: Any) -> str:
     return ", ".join(f"{t} x {int(f)}" for f, t in zip(found, times, strict=True))
 
 
-def figure(flags: Spectrum, table: "Dataset") -> "Figure":
+def figure(flags: Spectrum, table: "study.Dataset") -> "study.Figure":
     """Eigenvectors that one and two clusters see, and misalignment against its formula."""
     d = np.array(flags.dims)
     several = table.sel(case="none", heads=[H for H in flags.heads if H > 1])
@@ -400,11 +396,10 @@ def main() -> int:
     }
     with study.session("spectrum", flags) as session:
         files = session.solve({names[key]: task(flags, *key) for key in names})
-        with session.progress(len(names), "clusters") as advance:
-            table = study.sweep(
-                labels, lambda *key: measure(flags, files[names[key]], key[0]), NAMES,
-                advance=advance,
-            )  # fmt: skip
+        table = study.sweep(
+            labels, lambda *key: measure(flags, files[names[key]], key[0]), NAMES,
+            progress="clusters",
+        )  # fmt: skip
         found = [*of_clusters(flags, table), *of_motion(flags, table), *of_pairs(flags, table)]
         session.finish(table, report(flags, table), found, {"clusters": figure(flags, table)})
     return 0

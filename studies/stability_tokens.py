@@ -15,12 +15,11 @@ import sys
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
 from _stability import ComparedFlows, Perturbation
-from numpy.typing import NDArray
 
 import wflow
 from wflow import SaveAt, fits, stability, study
@@ -28,13 +27,7 @@ from wflow.cli import guarded
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, caption, grid, log_axis, shade, spaced, style, time_axis
 from wflow.sphere import normalise, project
-from wflow.study import Finding
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
-
-FloatArray = NDArray[np.float64]
+from wflow.study import Finding, FloatArray
 
 WEIGHTS = ("frozen", "ornstein-uhlenbeck")
 DIRECTIONS = ("ascent", "descent")
@@ -103,7 +96,7 @@ def case_name(flags: StabilityTokens, weights: str, direction: str, size: float)
     return f"{weights.split('-')[0]}_{direction}_size{flags.sizes.index(size)}"
 
 
-def collect(flags: StabilityTokens, files: dict[str, Path], session: study.Session) -> "Dataset":
+def collect(flags: StabilityTokens, files: dict[str, Path]) -> "study.Dataset":
     """W₂, bound, exponent and rates of every problem, size of perturbation and path."""
     with wflow.open(next(iter(files.values()))) as run:
         time = run["snapshot"].values
@@ -152,19 +145,17 @@ def collect(flags: StabilityTokens, files: dict[str, Path], session: study.Sessi
         "time": (time, "time"),
         "bound": (["low", "high"], "end of the interval"),
     }
-    total = len(WEIGHTS) * len(DIRECTIONS) * len(flags.sizes)
-    with session.progress(total, "W₂") as advance:
-        return study.sweep(problems, measure, texts, along, advance)
+    return study.sweep(problems, measure, texts, along, "W₂")
 
 
-def mean_constant(table: "Dataset") -> FloatArray:
+def mean_constant(table: "study.Dataset") -> FloatArray:
     """(1/T) int L ds by the trapezoidal rule, mean over paths: (weights, direction, size)."""
     L, t = table["growth_constant"].values, table["time"].values
     mean = (np.diff(t) * (L[..., 1:] + L[..., :-1]) / 2).sum(axis=-1) / (t[-1] - t[0])
     return np.asarray(mean.mean(axis=-1))
 
 
-def findings(table: "Dataset") -> list[Finding]:
+def findings(table: "study.Dataset") -> list[Finding]:
     """Every prediction with its verdict."""
     rows = []
     for cost, factor in (("chordal", "1"), ("geodesic", "pi/2")):
@@ -202,7 +193,7 @@ def findings(table: "Dataset") -> list[Finding]:
 NAMES = {"frozen": "Frozen", "ornstein-uhlenbeck": "Ornstein-Uhlenbeck"}
 
 
-def report(flags: StabilityTokens, table: "Dataset") -> str:
+def report(flags: StabilityTokens, table: "study.Dataset") -> str:
     """The table."""
     rows = []
     allowed = mean_constant(table)
@@ -236,7 +227,7 @@ def report(flags: StabilityTokens, table: "Dataset") -> str:
     ))  # fmt: skip
 
 
-def growth_figure(flags: StabilityTokens, table: "Dataset") -> "Figure":
+def growth_figure(flags: StabilityTokens, table: "study.Dataset") -> "study.Figure":
     """W₂(t)/W₂(0) of each size of the weights, with the bound."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -282,7 +273,7 @@ def growth_figure(flags: StabilityTokens, table: "Dataset") -> "Figure":
     return figure
 
 
-def rate_figure(flags: StabilityTokens, table: "Dataset") -> "Figure":
+def rate_figure(flags: StabilityTokens, table: "study.Dataset") -> "study.Figure":
     """Fastest changes of W₂ and growth constants against the size of the weights."""
     allowed = mean_constant(table)
     fastest = table["fastest_change"].max("eps").values
@@ -326,7 +317,7 @@ def main() -> int:
             flags, n=x0.shape[0], d=x0.shape[1], sizes=tuple(sorted(flags.sizes)),
             eps=tuple(sorted(flags.eps)),
         )  # fmt: skip
-        table = collect(flags, session.solve(tasks(flags, x0)), session)
+        table = collect(flags, session.solve(tasks(flags, x0)))
         session.finish(
             table, report(flags, table), findings(table),
             {"growth": growth_figure(flags, table), "rates": rate_figure(flags, table)},

@@ -12,11 +12,10 @@ in H and in ε, at the end time and for the largest W₂ over time.
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from _stability import ComparedFlows, Perturbation
-from numpy.typing import NDArray
 
 import wflow
 from wflow import SaveAt, study, transport
@@ -24,13 +23,8 @@ from wflow.analysis.fits import PowerLaw, mean_and_error, power_law
 from wflow.cli import guarded
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, caption, grid, log_axis, minus, style
-from wflow.study import Direction
+from wflow.study import Direction, FloatArray
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
-
-FloatArray = NDArray[np.float64]
 TOLERANCE = 0.1
 Fits = dict[tuple[str, str], PowerLaw]
 PREDICTED = {"sampled": -0.5, "frozen": 1.0, "ornstein-uhlenbeck": 1.0}
@@ -116,7 +110,7 @@ def distances(x: FloatArray, y: FloatArray) -> FloatArray:
     return np.array([transport.w2(a, b, cost="chordal") for a, b in zip(x, y, strict=True)])
 
 
-def collect(flags: StabilityWeights, files: dict[str, Path], advance: Any) -> "Dataset":
+def collect(flags: StabilityWeights, files: dict[str, Path]) -> "study.Dataset":
     """W₂ to the reference over time, for every sample and perturbation."""
     law, base, ou = (tokens_of(files[name]) for name in ("law", "frozen", "ou"))
 
@@ -136,7 +130,7 @@ def collect(flags: StabilityWeights, files: dict[str, Path], advance: Any) -> "D
     time = {"time": (flags.snapshots(), "time")}
     drawn = study.sweep(
         {"heads": (flags.heads, "number H of sampled heads")} | path, sampled,
-        {"w2_sampled": (each, f"{name} of H sampled heads and of all")}, time, advance,
+        {"w2_sampled": (each, f"{name} of H sampled heads and of all")}, time, "W₂ of samples",
     )  # fmt: skip
     moved = study.sweep(
         {"eps": (flags.eps, "size of the perturbation of the heads")} | path, perturbed,
@@ -144,19 +138,19 @@ def collect(flags: StabilityWeights, files: dict[str, Path], advance: Any) -> "D
             "w2_frozen": (each, f"{name} of D_h + eps Z_h and of D_h, frozen"),
             "w2_ornstein-uhlenbeck": (each, f"{name} of D_h + eps Z_h and of D_h, same noise"),
         },
-        time, advance,
+        time, "W₂ of perturbations",
     )  # fmt: skip
     return drawn.merge(moved)
 
 
-def reduced(table: "Dataset", name: str, when: str) -> tuple[FloatArray, FloatArray]:
+def reduced(table: "study.Dataset", name: str, when: str) -> tuple[FloatArray, FloatArray]:
     """Abscissae, and W₂ (abscissae, paths) at the end or the largest over time."""
     values = table[f"w2_{name}"]
     values = values.isel(time=-1) if when == "end" else values.max("time")
     return table[values.dims[0]].values.astype(float), values.values
 
 
-def fit_all(table: "Dataset") -> Fits:
+def fit_all(table: "study.Dataset") -> Fits:
     """Power laws of the mean W₂ in H and in ε."""
     return {
         (name, when): power_law(*reduced(table, name, when)) for name in PREDICTED for when in WHEN
@@ -186,7 +180,7 @@ def findings(fits: Fits) -> list[study.Finding]:
 # ------------------
 
 
-def report(flags: StabilityWeights, table: "Dataset", fits: Fits) -> str:
+def report(flags: StabilityWeights, table: "study.Dataset", fits: Fits) -> str:
     """The tables."""
     parts = [
         f"n = {flags.n}, d = {flags.d}, {flags.flow}, {flags.direction}, T = {flags.t_final:g}; "
@@ -214,7 +208,7 @@ def report(flags: StabilityWeights, table: "Dataset", fits: Fits) -> str:
     return "\n\n".join(parts)
 
 
-def rates_figure(flags: StabilityWeights, table: "Dataset", fits: Fits) -> "Figure":
+def rates_figure(flags: StabilityWeights, table: "study.Dataset", fits: Fits) -> "study.Figure":
     """W₂ against H and against ε, with the fits and the predicted slopes."""
     panels = [
         (["sampled"], "Number of heads $H$", f"Heads sampled from {flags.law_heads}"),
@@ -270,9 +264,7 @@ def main() -> int:
             eps=tuple(sorted(flags.eps)),
         )  # fmt: skip
         files = session.solve(tasks(flags, x0))
-        count = flags.paths * (len(flags.heads) + len(flags.eps))
-        with session.progress(count, "W₂") as advance:
-            table = collect(flags, files, advance)
+        table = collect(flags, files)
         fits = fit_all(table)
         session.finish(
             table, report(flags, table, fits), findings(fits),

@@ -39,7 +39,6 @@ from wflow.study import Finding, networks
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from xarray import Dataset
 
 PER_PASS = 8  # snapshots in a pass through all layers
 TIED = 0.1  # asymmetry, and 1 - |alignment|, up to which heads count as those of a gradient flow
@@ -307,7 +306,7 @@ def tabulated(
     found: Mapping[str, Network],
     layers: Mapping[str, Layers],
     files: Mapping[str, Path],
-) -> Dataset:
+) -> study.Dataset:
     """All numbers: (network, heads, path, time), and what the networks do themselves.
 
     `files` has the run file of NETWORK_KIND.
@@ -376,7 +375,7 @@ def listed(names: list[str], text: str, *columns: Any) -> str:
     return "; ".join(f"{name}: {text.format(*values)}" for name, *values in rows)
 
 
-def findings(table: Dataset) -> list[Finding]:
+def findings(table: study.Dataset) -> list[Finding]:
     """Compare the numbers with what is expected."""
     names = [str(name) for name in table["network"].values]
     cosine = table["cosine"].sel(heads="trained")
@@ -430,7 +429,7 @@ def findings(table: Dataset) -> list[Finding]:
 def report(
     flags: TrainedHeads,
     found: Mapping[str, Network],
-    table: Dataset,
+    table: study.Dataset,
     layers: Mapping[str, Layers],
 ) -> str:
     """The tables."""

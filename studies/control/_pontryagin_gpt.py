@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from wflow import study
 from wflow.study.networks import Results
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLOURS = {"": "#6b6b6b", "costates": "#0b3c5d", "cost": "#5c8a3a", "MSA": "#c1440e",
            "MSA cost": "#b8860b"}  # fmt: skip
 
 
-def figures(models: Mapping[str, Any], results: Results) -> dict[str, Figure]:
+def figures(models: Mapping[str, Any], results: Results) -> dict[str, study.Figure]:
     """Test losses, the Hamiltonian along depth, and the steps of MSA."""
     found = {}
     bodies: dict[str, dict[str, str]] = {}
@@ -35,7 +33,7 @@ def figures(models: Mapping[str, Any], results: Results) -> dict[str, Figure]:
     return found
 
 
-def losses_figure(results: Results, bodies: Mapping[str, Mapping[str, str]]) -> Figure:
+def losses_figure(results: Results, bodies: Mapping[str, Mapping[str, str]]) -> study.Figure:
     """Test loss by batches, and by time, a column for each body."""
     from wflow.plots.figure import PAGE, grid, style
     from wflow.plots.networks import draw_histories
@@ -67,7 +65,7 @@ def losses_figure(results: Results, bodies: Mapping[str, Mapping[str, str]]) -> 
     return figure
 
 
-def hamiltonian_figure(results: Results, bodies: Mapping[str, Mapping[str, str]]) -> Figure:
+def hamiltonian_figure(results: Results, bodies: Mapping[str, Mapping[str, str]]) -> study.Figure:
     """The Hamiltonian along depth before and after the training, mean and range over seeds."""
     from wflow.plots.figure import PAGE, grid, style
 
@@ -94,7 +92,7 @@ def hamiltonian_figure(results: Results, bodies: Mapping[str, Mapping[str, str]]
     return figure
 
 
-def steps_figure(results: Results, names: list[str]) -> Figure:
+def steps_figure(results: Results, names: list[str]) -> study.Figure:
     """Loss of the batch before each step of MSA, and rho."""
     from wflow.plots.figure import PAGE, grid, style
     from wflow.plots.networks import COLOURS as CYCLE

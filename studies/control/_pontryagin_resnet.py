@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wflow import study
 from wflow.study.networks import Record, Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COLOURS = ("#0b3c5d", "#c1440e")  # of the two classes
 LOOKS: dict[str, dict[str, Any]] = {
@@ -26,7 +26,7 @@ Models = Mapping[str, Any]  # name -> scheme and method
 
 def drawn(
     models: Models, results: Results, courses: Mapping[str, Sequence[Any]]
-) -> dict[str, Figure]:
+) -> dict[str, study.Figure]:
     """Figures of the networks of one data set.
 
     Parameters
@@ -45,7 +45,7 @@ def drawn(
     return found
 
 
-def curves(models: Models, results: Results, courses: Mapping[str, Sequence[Any]]) -> Figure:
+def curves(models: Models, results: Results, courses: Mapping[str, Sequence[Any]]) -> study.Figure:
     """Training loss by iterations and by passes, test accuracy by passes; a row for each scheme."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -111,7 +111,7 @@ def _curve(
 
 def panels(
     models: Models, results: Results, names: Sequence[str], draw: Callable[[Axes, Record], None]
-) -> Figure:
+) -> study.Figure:
     """What is drawn of seed 0 of each network: a row for each scheme, a column for each method."""
     from wflow.plots.figure import PAGE, grid, style
 

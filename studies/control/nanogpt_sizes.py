@@ -38,9 +38,7 @@ from wflow.study.texts import EVALUATION, NextToken, loss_on
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.figure import Figure
     from torch import Tensor
-    from xarray import Dataset
 
 EARLY = 500  # iterations: [GPTOC] section 5.1
 SHIFTS = 5  # passages of the text itself that are scored in place of generated ones
@@ -593,7 +591,7 @@ def samples(flags: NanogptSizes, results: Results) -> dict[str, str]:
     return {"samples.txt": "\n".join(pieces)}
 
 
-def figures(flags: NanogptSizes, results: Results) -> dict[str, Figure]:
+def figures(flags: NanogptSizes, results: Results) -> dict[str, study.Figure]:
     """Losses by epochs for each kind of tokens, and BLEU by size."""
     from wflow.plots.networks import Line, learning_curves, lines
 
@@ -626,7 +624,7 @@ def figures(flags: NanogptSizes, results: Results) -> dict[str, Figure]:
     return drawn
 
 
-def by_epochs(flags: NanogptSizes, history: Dataset) -> Dataset:
+def by_epochs(flags: NanogptSizes, history: study.Dataset) -> study.Dataset:
     """A history whose steps are counted in epochs."""
     share = flags.epochs / max(1, history.sizes["step"])
     return history.assign_coords({dim: history[dim] * share for dim in ("step", "evaluation")})

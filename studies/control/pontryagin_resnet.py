@@ -38,10 +38,8 @@ from wflow.study.networks import Record, Results, Run, Trained
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.figure import Figure
     from numpy.typing import NDArray
     from torch import Tensor
-    from xarray import Dataset
 
 DataName = Literal["linear", "donut", "cross", "squares", "spiral"]
 STAGES = {"euler": 1, "heun": 2, "rk4": 4}  # evaluations of f in a step
@@ -266,7 +264,7 @@ def measure(flags: PontryaginResnet, _: None, model: Model, training: Trained, s
     return record
 
 
-def passes(model: Model, history: Dataset) -> tuple[FloatArray, FloatArray]:
+def passes(model: Model, history: study.Dataset) -> tuple[FloatArray, FloatArray]:
     """Evaluations and vector-Jacobian products of f, per layer, in each iteration.
 
     The sweep of costates evaluates each layer twice; see `nets.control.MSA` for the others.
@@ -279,7 +277,7 @@ def passes(model: Model, history: Dataset) -> tuple[FloatArray, FloatArray]:
     return STAGES[model.scheme] * found[0], STAGES[model.scheme] * found[1]
 
 
-def losses(record: Record, history: Dataset) -> FloatArray:
+def losses(record: Record, history: study.Dataset) -> FloatArray:
     """Training loss before each iteration, and after the last."""
     return np.append(history["loss"].values.astype(float), record["loss"])
 
@@ -440,7 +438,7 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def figures(flags: PontryaginResnet, results: Results) -> dict[str, Figure]:
+def figures(flags: PontryaginResnet, results: Results) -> dict[str, study.Figure]:
     """Curves, decision regions and trajectories of each data set."""
     found = {name: courses(results, name) for name in results.records}
     return {

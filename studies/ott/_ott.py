@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
-    from matplotlib.figure import Figure
     from torch import nn
 
     from wflow.plots.networks import Line
@@ -257,7 +256,7 @@ def at_levels(
 
 def learning_curves(
     results: Results, *shown: Literal["test_loss", "accuracy"]
-) -> dict[str, Figure]:
+) -> dict[str, study.Figure]:
     """Figure of the training loss, and of what else of a training is to be shown."""
     from wflow.plots import networks as plots
 

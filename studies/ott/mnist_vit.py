@@ -32,7 +32,6 @@ from wflow.study.networks import Record, Results, Run, Trained
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.figure import Figure
 
 MODELS = ("baseline", "unregularised", "continuous")
 LEVELS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)  # of noise
@@ -293,7 +292,7 @@ def report(flags: MnistVit, images: nets.data.Images, results: Results) -> str:
     return "\n\n".join(parts)
 
 
-def figures(flags: MnistVit, results: Results) -> dict[str, Figure]:
+def figures(flags: MnistVit, results: Results) -> dict[str, study.Figure]:
     """Learning curves; accuracy under noise and against the number of steps."""
     from wflow.plots.networks import lines
 

@@ -35,7 +35,6 @@ from wflow.study.networks import Record, Results, Run, Trained
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.figure import Figure
 
 DROPPED = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)  # share of the points
 ROTATED = (0, 10, 20, 40, 80)  # degrees
@@ -425,7 +424,7 @@ def report(flags: PointClouds, data: Data, results: Results) -> str:
     )
 
 
-def figures(flags: PointClouds, results: Results) -> dict[str, Figure]:
+def figures(flags: PointClouds, results: Results) -> dict[str, study.Figure]:
     """Learning curves; accuracy with points removed and with clouds rotated."""
     from wflow.plots.networks import lines
 

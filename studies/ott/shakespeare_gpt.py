@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import _ott as ott
 import numpy as np
@@ -32,9 +32,6 @@ from wflow.cli import guarded
 from wflow.study import networks, texts
 from wflow.study.frame import Verdict
 from wflow.study.networks import Record, Results, Run, Trained
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DEFAULT_OUT = Path("results/shakespeare_gpt")
 REPLACED = (0.0, 0.005, 0.01, 0.05, 0.1)  # share of the characters
@@ -315,7 +312,7 @@ def report(flags: ShakespeareGpt, text: nets.data.Text, results: Results) -> str
     )
 
 
-def figures(flags: ShakespeareGpt, results: Results) -> dict[str, Figure]:
+def figures(flags: ShakespeareGpt, results: Results) -> dict[str, study.Figure]:
     """Learning curves, the loss with characters replaced, and the losses of an ablation."""
     from wflow.plots.networks import Line, lines
 

@@ -7,10 +7,12 @@ texts share, `report` the page of a run or a study. The scripts in `studies/` im
 Start with `frame`.
 """
 
+from typing import TYPE_CHECKING
+
 from wflow._core.checks import Direction, FlowName, MetricName, SchemeName
 from wflow._core.command_line import Folder
 from wflow._core.moves import moved_names
-from wflow.study.cases import dataset, initial_heads, seed_of, sweep
+from wflow.study.cases import FloatArray, dataset, initial_heads, seed_of, sweep
 from wflow.study.flags import (
     Angle,
     Checked,
@@ -34,6 +36,10 @@ from wflow.study.flags import (
 from wflow.study.frame import Finding, Session, markdown_table, mean_text, session, slope_text
 from wflow.study.heads import SNAPSHOTS, run
 
+if TYPE_CHECKING:  # types for annotations in scripts, whose --help waits for neither library
+    from matplotlib.figure import Figure as Figure
+    from xarray import Dataset as Dataset
+
 __all__ = [
     "SNAPSHOTS",
     "Angle",
@@ -45,6 +51,7 @@ __all__ = [
     "Distinct",
     "Finding",
     "Flags",
+    "FloatArray",
     "FlowName",
     "Folder",
     "MetricName",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.errors import InputError
 from wflow._core.progress import Advance
+from wflow._core.progress import progress as shown
 from wflow._core.rng import INITIAL_HEADS, CounterNormals
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
+FloatArray = NDArray[np.float64]
 Labels = Mapping[str, tuple[Sequence[Any] | NDArray[Any], str]]
 """Dimension -> (labels, text): the coordinates of a table."""
 
@@ -25,7 +28,7 @@ def sweep(
     measure: Callable[..., Mapping[str, ArrayLike]],
     variables: Mapping[str, str | tuple[Sequence[str], str]],
     along: Labels | None = None,
-    advance: Advance | None = None,
+    progress: str | Advance = "",
 ) -> Dataset:
     """Measure every combination of labels and return the numbers as a labelled table.
 
@@ -44,8 +47,9 @@ def sweep(
         Name -> text of a number, or (dimensions, text) of an array that one case has.
     along : dict of str to tuple, optional
         Dimension -> (labels, text), those dimensions.
-    advance : callable, optional
-        Function that is called with 1 after every case, as `Session.progress` gives it.
+    progress : str or callable, default ""
+        Text beside a bar that shows how far the sweep has come, no bar if it is empty; or a
+        function that is called with 1 after every case, as `Session.progress` gives it.
 
     Returns
     -------
@@ -79,21 +83,24 @@ def sweep(
         name: tuple(len(coords[dim][0]) for dim in dims) for name, (dims, _) in described.items()
     }
     found: dict[str, list[NDArray[Any]]] = {name: [] for name in variables}
-    for labels in product(*(labels for labels, _ in cases.values())):
-        values = measure(*labels)
-        if set(values) != set(variables):
-            raise InputError(
-                f"the case {labels} has {sorted(values)}: expected {sorted(variables)}, once each"
-            )
-        for name, value in values.items():
-            array = np.asarray(value)
-            if array.shape != inner[name]:
+    label = progress if isinstance(progress, str) else ""
+    with shown(math.prod(shape), label, bool(label)) as advance:
+        advance = advance if isinstance(progress, str) else progress
+        for labels in product(*(labels for labels, _ in cases.values())):
+            values = measure(*labels)
+            if set(values) != set(variables):
                 raise InputError(
-                    f"{name} of the case {labels} has shape {array.shape}: expected "
-                    f"{inner[name]}, the lengths of {described[name][0]}"
+                    f"the case {labels} has {sorted(values)}: expected {sorted(variables)}, once "
+                    "each"
                 )
-            found[name].append(array)
-        if advance is not None:
+            for name, value in values.items():
+                array = np.asarray(value)
+                if array.shape != inner[name]:
+                    raise InputError(
+                        f"{name} of the case {labels} has shape {array.shape}: expected "
+                        f"{inner[name]}, the lengths of {described[name][0]}"
+                    )
+                found[name].append(array)
             advance(1)
     return dataset(
         {
@@ -148,7 +155,7 @@ def dataset(
     )
 
 
-def initial_heads(seed: int, heads: int, d: int) -> NDArray[np.float64]:
+def initial_heads(seed: int, heads: int, d: int) -> FloatArray:
     """Return the heads Z + Z^T, Z standard normal, that a run of a seed starts from.
 
     Parameters

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wflow import nets, study
+from wflow import nets, sampling, study
 from wflow.study import networks
+from wflow.study.networks import Record, Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rwpo_benchmarks import Found, RwpoBenchmarks
+    from rwpo_benchmarks import RwpoBenchmarks, Trials
 
 HALF, CELLS = 4.5, 96  # of the square on which densities are drawn
+POINTS = 4000  # of a sample that is drawn
 SHOWN = ("OT-Flow", "printed", "corrected", "chosen")
 COLOURS = dict(zip(SHOWN, ("#6b6b6b", "#b8860b", "#c1440e", "#0b3c5d"), strict=True))
 
@@ -27,16 +29,18 @@ def title(target: str) -> str:
 # -------
 
 
-def figures(found: Found) -> dict[str, Figure]:
+def figures(results: Results, targets: Sequence[str]) -> dict[str, Figure]:
     """Samples and densities of seed 0, as figures 2 and 3 of the paper have them, and curves."""
     edges = np.linspace(-HALF, HALF, CELLS + 1)
+
+    def sample(target: str) -> np.ndarray:
+        return nets.data.planar(target, POINTS).numpy()
 
     def histogram(target: str) -> np.ndarray:
         x = nets.data.planar(target, 400_000).numpy()
         return np.histogram2d(x[:, 0], x[:, 1], edges, density=True)[0]
 
-    def points(axis: Any, values: np.ndarray, _: np.ndarray) -> None:
-        x = values[:4000]
+    def points(axis: Any, x: np.ndarray, _: np.ndarray) -> None:
         axis.plot(*x.T, ",", color="#0b3c5d", alpha=0.5, rasterized=True)
         outside = float((np.abs(x) > HALF).any(axis=1).mean())
         if outside > 0.001:
@@ -47,18 +51,16 @@ def figures(found: Found) -> dict[str, Figure]:
         axis.imshow(values.T, origin="lower", extent=(-HALF, HALF, -HALF, HALF), cmap="magma",
                     vmin=0, vmax=float(np.quantile(target, 0.995)), rasterized=True)  # fmt: skip
 
-    models = [name for name in SHOWN if name in found.models()]
-    clouds = squares(
-        found, models, "samples", lambda target: nets.data.planar(target, 4000).numpy(), points
-    )
-    models = [name for name in models if name != "printed"]  # which has no density
-    densities = squares(found, models, "density", histogram, image)
-    return {"samples": clouds, "densities": densities, "curves": curves(found)}
+    return {
+        "samples": squares(results, targets, "samples", sample, points),
+        "densities": squares(results, targets, "density", histogram, image),
+        "curves": curves(results, targets),
+    }
 
 
 def squares(
-    found: Found,
-    models: Sequence[str],
+    results: Results,
+    targets: Sequence[str],
     key: str,
     truth: Callable[[str], np.ndarray],
     draw: Callable[[Any, np.ndarray, np.ndarray], None],
@@ -66,51 +68,44 @@ def squares(
     """A column for each density, a row for the target and each model, drawn from their values."""
     from wflow.plots.figure import PAGE, grid, style
 
-    targets = found.targets(*models)
+    first = {name: runs[0] for name, runs in results.records.items()}
+    rows = ["target", *(m for m in SHOWN if any(key in first.get(f"{t} {m}", {}) for t in targets))]
     with style():
-        size = len(models) + 1, len(targets)
-        figure, axes = grid(*size, PAGE, 0.3 + 1.45 * size[0], sharex=True, sharey=True)
-        for axis, target in zip(axes.T, targets, strict=True):
-            values = {"target": truth(target)}
-            values |= {
-                name: found.histories[target, name][0][key].values
-                for name in models
-                if key in found.histories[target, name][0]
-            }
-            axis[0].set_title(title(target))
-            for place, name in zip(axis, ("target", *models), strict=True):
-                if name in values:
-                    draw(place, values[name], values["target"])
-                place.set(xlim=(-HALF, HALF), ylim=(-HALF, HALF), xticks=[], yticks=[],
-                          aspect="equal")  # fmt: skip
-        for row, name in zip(axes, ("target", *models), strict=True):
-            row[0].set_ylabel(name)
+        figure, axes = grid(len(rows), len(targets), PAGE, 0.3 + 1.45 * len(rows), sharex=True,
+                            sharey=True)  # fmt: skip
+        for column, target in zip(axes.T, targets, strict=True):
+            column[0].set_title(title(target))
+            exact = truth(target)
+            for axis, name in zip(column, rows, strict=True):
+                record = {key: exact} if name == "target" else first.get(f"{target} {name}", {})
+                if key in record:
+                    draw(axis, np.array(record[key]), exact)
+                axis.set(xlim=(-HALF, HALF), ylim=(-HALF, HALF), xticks=[], yticks=[],
+                         aspect="equal")  # fmt: skip
+        for axis, name in zip(axes[:, 0], rows, strict=True):
+            axis.set_ylabel(name)
     return figure
 
 
-def curves(found: Found) -> Figure:
+def curves(results: Results, targets: Sequence[str]) -> Figure:
     """Distance to held-out data over the training: mean and range over the seeds."""
-    from wflow.plots.figure import PAGE, grid, style
+    from wflow.plots.figure import PAGE, grid, legend_below, style
     from wflow.plots.networks import draw_histories
 
-    targets = found.targets()
     columns = min(3, len(targets))
     rows = -(-len(targets) // columns)
     with style():
         figure, axes = grid(rows, columns, PAGE, 0.4 + 2.1 * rows, sharex=True)
         for axis, target in zip(axes.flat, targets, strict=False):
-            drawn = {name: found.histories.get((target, name), []) for name in SHOWN}
+            drawn = {name: results.histories.get(f"{target} {name}", []) for name in SHOWN}
             draw_histories(axis, drawn, "sliced_w2", COLOURS, log=True)
-            axis.set_title(title(target))
+            axis.set(title=title(target), xlabel="Iteration")
+            axis.tick_params(labelbottom=True)
         for axis in axes.flat[len(targets) :]:
             axis.set_visible(False)
-        for row in axes:
-            row[0].set_ylabel("Sliced $W_2$ to held-out data")
-        for axis in axes.flat[max(0, len(targets) - columns) : len(targets)]:  # none is below
-            axis.set_xlabel("Iteration")
-            axis.tick_params(labelbottom=True)
-        handles, texts = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, texts, loc="outside lower center", ncols=4)
+        for axis in axes[:, 0]:
+            axis.set_ylabel("Sliced $W_2$ to held-out data")
+        legend_below(figure, axes[0, 0], ncols=4)
     return figure
 
 
@@ -127,84 +122,79 @@ def cell(values: Sequence[float] | np.ndarray, style: Any = number) -> str:
     return networks.mean_and_spread(list(values), style)
 
 
-def main_table(found: Found) -> str:
-    """One row for each target and model."""
+def main_table(cells: Iterable[tuple[str, str, Record]], floors: dict[str, str]) -> str:
+    """One row for each density and model."""
     rows = []
-    for target, model in found.records:
-        values = {
-            key: found.values(target, model, key)
-            for key in ("sliced_w2", "equal_time", "equal_time_base", "mmd", "nll", "step_seconds",
-                        "lost", "folded", "lam", "beta")
-        }  # fmt: skip
-        ess = [np.nanmin(r["ess"]) for r in found.records[target, model] if r["ess"]]
+    for target, model, values in cells:
         printed = model.startswith("printed")
+        nll = cell(values["nll"])
         rows.append({
             "target": title(target),
-            "floor": number(found.floors[target]),
+            "floor": floors[target],
             "model": model,
-            "seeds": str(len(values["nll"])),
             "sliced $W_2$": cell(values["sliced_w2"]),
             "in equal time": cell(values["equal_time"]),
             "OT-Flow then": cell(values["equal_time_base"]),
-            "1000 MMD$^2$": cell(1000 * values["mmd"], lambda v: f"{v:.2f}"),
-            "NLL": f"({cell(values['nll'])})" if printed else cell(values["nll"]),
+            "1000 MMD$^2$": cell(1000 * values["mmd"], "{:.2f}".format),
+            "NLL": f"({nll})" if printed else nll,
             "not inverted or folded (%)": cell(
-                100 * values["folded" if printed else "lost"], lambda v: f"{v:.2g}"
+                100 * values["folded" if printed else "lost"], "{:.2g}".format
             ),
-            "ms per step": cell(1000 * values["step_seconds"], lambda v: f"{v:.0f}"),
-            "$\\lambda$": cell(values["lam"], lambda v: f"{v:.2f}"),
-            "$\\beta$": cell(values["beta"], lambda v: f"{v:.2f}"),
-            "least ESS": cell(ess, lambda v: f"{v:.0f}"),
+            "ms per step": cell(1000 * values["step_seconds"], "{:.0f}".format),
+            "$\\lambda$": cell(values["lam"], "{:.2f}".format),
+            "$\\beta$": cell(values["beta"], "{:.2f}".format),
+            "least ESS": cell(values["ess"], "{:.0f}".format),
         })  # fmt: skip
     return study.markdown_table(rows)
 
 
-def trial_table(flags: RwpoBenchmarks, found: Found) -> str:
+def trial_table(flags: RwpoBenchmarks, trials: Trials) -> str:
     """Validation scores of the variants, the best first."""
-    tried, order = found.trials, found.scores
-    names = ["OT-Flow", *sorted(order, key=lambda name: order[name])]
-    first = flags.trial_targets[0]
+    names = ["OT-Flow", *sorted(trials.scores, key=lambda name: trials.scores[name])]
+    scores = {"OT-Flow": 0.0} | trials.scores
 
     def column(target: str, key: str) -> list[str]:
-        return [cell([r[key] for r in tried[f"trial {target} {name}"]]) for name in names]
+        return [cell(trials.results.values(f"trial {target} {name}", key)) for name in names]
 
-    table = {
-        "variant": names,
-        "options": [tried[f"trial {first} {name}"][0]["options"] for name in names],
-        "ratio": ["1", *(f"{np.exp(order[name]):.2f}" for name in names[1:])],
-    }
+    table = {"variant": names, "ratio": [f"{np.exp(scores[name]):.2f}" for name in names]}
     for target in flags.trial_targets:
         table[f"sliced $W_2$, {title(target).lower()}"] = column(target, "sliced_w2")
+    first = flags.trial_targets[0]
     table["NLL, " + title(first).lower()] = column(first, "nll")
     return study.markdown_table(table)
 
 
-def report(flags: RwpoBenchmarks, found: Found) -> str:
+def report(
+    flags: RwpoBenchmarks,
+    trials: Trials,
+    results: Results,
+    cells: Iterable[tuple[str, str, Record]],
+) -> str:
     """The tables."""
-    names = {" ".join(key): key for key in found.records}
-    results = networks.Results(
-        {name: found.records[key] for name, key in names.items()},
-        {name: found.histories[key] for name, key in names.items()},
-    )
+    floors = {}
+    for target in flags.targets:
+        pair = (nets.data.planar(target, flags.points, part=part).numpy()
+                for part in ("validation", "test"))  # fmt: skip
+        floors[target] = number(sampling.sliced_w2(*pair))
     alpha = ", ".join(f"{weight:g}" for weight in flags.alpha)
     parts = [
-        networks.caption(flags, flags.seeds, results, "fresh points of each density")
-        + f" $n_t$ = {flags.steps}, width {flags.width}, {flags.iterations} iterations with "
-        f"{flags.batch} points, Adam with rates from {flags.rates[0]:g} to {flags.rates[1]:g}; "
-        f"weights of likelihood, transport and HJB {alpha}, and with eq. 16 1, 1, 0.1. Measured on "
-        f"{flags.points:,} held-out points: sliced $W_2$ by 256 directions, MMD of Gaussian "
-        "kernels at 1/4 to 4 times the median distance, negative log likelihood (NLL) in double "
-        "precision; that of the printed flow, in brackets, is what (24) sums, which is no "
-        "likelihood. The floor is the sliced $W_2$ of two samples of the target. In equal time: "
-        "that of the shorter training of the flow and OT-Flow, by the processor time of a step, on "
-        f"{flags.curve:,} points; then OT-Flow's at that time.",
-        main_table(found),
+        f"{networks.caption(flags, flags.seeds, results, trials.source)} $n_t$ = {flags.steps}, "
+        f"width {flags.width}, {flags.iterations} iterations with {flags.batch} points, Adam with "
+        f"rates from {flags.rates[0]:g} to {flags.rates[1]:g}; weights of likelihood, transport "
+        f"and HJB {alpha}, and with eq. 16 1, 1, 0.1. Measured on {flags.points:,} held-out "
+        "points: sliced $W_2$ by 256 directions, MMD of Gaussian kernels at 1/4 to 4 times the "
+        "median distance, negative log likelihood (NLL) in double precision; that of the printed "
+        "flow, in brackets, is what (24) sums, which is no likelihood. The floor is the sliced "
+        "$W_2$ of two samples of the target. In equal time: that of the shorter training of the "
+        f"flow and OT-Flow, by the least time of a step, on {flags.curve:,} points; then OT-Flow's "
+        "at that time.",
+        main_table(cells, floors),
     ]
-    if found.scores:
+    if trials.scores:
         parts += [
             f"Variants of the layer after {flags.trial_iterations} iterations on validation data, "
             f"with {flags.trial_seeds} other seed{'s' if flags.trial_seeds > 1 else ''}; chosen: "
-            f"{found.best}. The ratio is the geometric mean of the distance over OT-Flow's.",
-            trial_table(flags, found),
+            f"{trials.best}. The ratio is the geometric mean of the distance over OT-Flow's.",
+            trial_table(flags, trials),
         ]
     return "\n\n".join(parts)

@@ -7,50 +7,41 @@ other seeds and enters the comparison on test data.
 
     python studies/rwpo/rwpo_benchmarks.py --preset cpu
 
-Trainings may be spread over processes that share --out, each with some of the targets:
-
-    python studies/rwpo/rwpo_benchmarks.py --part trials
-    python studies/rwpo/rwpo_benchmarks.py --part train --targets moons rings
-    python studies/rwpo/rwpo_benchmarks.py --part tables --resume
-
 [RWPO] Han, Osher, Li, Sparse Transformer Architectures via Regularized Wasserstein Proximal
 Operator with L1 Prior, 2025.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import itertools
-import json
+import functools
 import sys
-import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import tyro
 from _rwpo import check_names, check_rates, config, make_flow
-from _rwpo_benchmarks import CELLS, HALF, figures, report, title
+from _rwpo_benchmarks import CELLS, HALF, POINTS, figures, report, title
 
 from wflow import InputError, nets, sampling, study
-from wflow._core.files import replace_file
 from wflow.cli import guarded
 from wflow.study import Finding, networks
-from wflow.study.networks import Record, Run, Trained
+from wflow.study.networks import Record, Results, Run, Trained
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
 NAME = "rwpo_benchmarks"
-RESULT = "result.h5"  # of a training: its history, its record, and pictures of seed 0
 TRIALS = 1000  # seeds of the trials begin here: the comparison has fresh ones
 PAPER = ("moons", "rings", "two_spirals", "eight_gaussians", "checkerboard")
 TARGETS = (*PAPER, "swiss_roll", "pinwheel", "cross")
 LEVEL = 1.5  # of OT-Flow's last distance: what counts as converged
+PARTS: tuple[Any, ...] = ("test", "validation")  # of the data, for what is compared, and trials
 PAIRS = 4000  # points of each sample that the MMD compares
 EQ16 = (1.0, 1.0, 0.1)  # weights of the loss as [RWPO] eq. 16 and Table 1 have them
 
@@ -80,7 +71,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 class RwpoBenchmarks(networks.NetFlags):
     """Flags of this study."""
 
-    indifferent: ClassVar[frozenset[str]] = frozenset({"part", "targets"})
+    indifferent: ClassVar[frozenset[str]] = frozenset({"targets"})
     presets: ClassVar = {
         "paper": {},
         "cpu": {
@@ -94,10 +85,6 @@ class RwpoBenchmarks(networks.NetFlags):
             "trial_iterations": 1, "trial_seeds": 1, "variants": ("attracting, last two layers",),
         },
     }  # fmt: skip
-    part: Literal["all", "trials", "train", "tables"] = "all"
-    """trials: train the variants of the layer; train: train what is compared, on --targets; tables:
-    read what is finished and make tables and figures; all: one after the other. Calls of trials and
-    train may share --out."""
     targets: tuple[str, ...] = TARGETS
     """Densities, of wflow.nets.data.planar."""
     eq16_targets: tuple[str, ...] = PAPER
@@ -167,41 +154,16 @@ MODELS = {
     "corrected eq.16": Model(CORRECTED, EQ16),
     "chosen eq.16": Model({}, EQ16),
 }
+Name = tuple[str, str]  # density and model
 
 
-class Task(NamedTuple):
-    """A flow to be trained on a density; for trials with fewer steps, and on validation data."""
-
-    name: str
-    target: str
-    model: Model
-    trial: bool = False
-
-    @property
-    def part(self) -> Literal["validation", "test"]:
-        """The part of the data that it is measured on."""
-        return "validation" if self.trial else "test"
-
-
-def trials(flags: RwpoBenchmarks) -> list[Task]:
-    """The variants of the layer, and OT-Flow beside, the flow without one."""
-    models = {"OT-Flow": MODELS["OT-Flow"]}
-    models |= {name: Model(VARIANTS[name]) for name in flags.variants}
-    return [
-        Task(f"trial {target} {name}", target, model, trial=True)
-        for target, (name, model) in itertools.product(flags.trial_targets, models.items())
-    ]
-
-
-def comparison(flags: RwpoBenchmarks, names: Sequence[str]) -> Iterator[Task]:
-    """What is compared; the trials, which choose a variant, must have ended where it is needed."""
-    for target, name in itertools.product(flags.targets, names):
-        model = MODELS[name]
-        if name.endswith("eq.16") and target not in flags.eq16_targets:
-            continue
-        if model.options == {}:
-            model = replace(model, options=VARIANTS[best_variant(flags)])
-        yield Task(f"{target} {name}", target, model)
+def names(flags: RwpoBenchmarks) -> dict[str, Name]:
+    """Densities and the models that are compared on them."""
+    return {
+        f"{target} {model}": (target, model)
+        for target, model in product(flags.targets, MODELS)
+        if not model.endswith("eq.16") or target in flags.eq16_targets
+    }
 
 
 def network(flags: RwpoBenchmarks, model: Model, target: str, seed: int) -> Any:
@@ -217,43 +179,83 @@ def network(flags: RwpoBenchmarks, model: Model, target: str, seed: int) -> Any:
     return made
 
 
-def plan(flags: RwpoBenchmarks, task: Task, seed: int) -> Run:
-    """The training of one flow, measured on a part of the data now and then."""
-    seed += TRIALS if task.trial else 0
-    model = network(flags, task.model, task.target, seed)
-    iterations = flags.trial_iterations if task.trial else flags.iterations
-    settings = config(flags, model, iterations, seed)
-    held_out = nets.data.planar(task.target, flags.curve, seed=1, part=task.part)
+def training(
+    flags: RwpoBenchmarks, target: str, model: Model, seed: int, trial: bool = False
+) -> Run:
+    """The training of one flow; a trial takes fewer steps, and is measured on validation data."""
+    flow = network(flags, model, target, seed)
+    iterations = flags.trial_iterations if trial else flags.iterations
+    settings = config(flags, flow, iterations, seed)
+    held_out = nets.data.planar(target, flags.curve, seed=1, part=PARTS[trial])
 
     def evaluate(trained: Any) -> dict[str, float]:
         points = held_out.to(trained.potential.w)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # tokens without an inverse are counted in `examine`
+            warnings.simplefilter("ignore")  # tokens without an inverse are counted in `examined`
             found = trained.sample(flags.curve, seed=1)
             nll = -float(trained.log_density(points).mean())
         return {"held_out_nll": nll, "sliced_w2": distance(sampling.sliced_w2, found, points)}
 
     return Run(
-        model,
-        nets.generative.Likelihood(task.model.alpha or flags.alpha),
-        nets.data.PlanarBatches(task.target, batch=settings.batch, seed=seed),
+        flow,
+        nets.generative.Likelihood(model.alpha or flags.alpha),
+        nets.data.PlanarBatches(target, batch=settings.batch, seed=seed),
         settings,
         evaluate,
     )
 
 
-def train(session: study.Session, flags: RwpoBenchmarks, task: Task) -> None:
-    """Train and measure one flow with all seeds; with --resume finished ones are kept."""
-    seeds = range(flags.trial_seeds if task.trial else flags.seeds)
-    if not (flags.resume and all(result(flags, task.name, seed).is_file() for seed in seeds)):
-        networks.train_all(
-            session,
-            flags,
-            [task.name],
-            len(seeds),
-            lambda _, seed: plan(flags, task, seed),
-            lambda _, seed, trained: examine(flags, task, trained, seed),
-        )
+@dataclass
+class Trials:
+    """What the variants of the layer reach on validation data."""
+
+    results: Results
+    scores: dict[str, float]  # of the variants: mean log of the distance over OT-Flow's
+    source: str = "fresh points of each density"
+
+    @property
+    def best(self) -> str:
+        """The variant with the least score; one that failed has none."""
+        known = {name: value for name, value in self.scores.items() if np.isfinite(value)}
+        return min(known, key=lambda name: known[name]) if known else next(iter(self.scores), "")
+
+
+@functools.cache
+def load(flags: RwpoBenchmarks) -> Trials:
+    """Train the variants, and OT-Flow beside, where one of them is to be chosen."""
+    if not any("chosen" in name for name in networks.chosen(names(flags), flags.seeds, flags)):
+        return Trials(Results({}, {}), {})
+    models = {"OT-Flow": Model(None)} | {name: Model(VARIANTS[name]) for name in flags.variants}
+    tried = {
+        f"trial {target} {name}": (target, model)
+        for target, (name, model) in product(flags.trial_targets, models.items())
+    }
+
+    def examine(name: str, seed: int, trained: Trained) -> Record:
+        return networks.cached_record(
+            networks.folder_of(flags.out, name, seed), networks.settings(flags), trained,
+            lambda: examined(flags, tried[name][0], trained, trial=True),
+        )  # fmt: skip
+
+    results = networks.train_all(
+        study.Session(NAME, flags), flags, list(tried), flags.trial_seeds,
+        lambda name, seed: training(flags, *tried[name], TRIALS + seed, trial=True), examine,
+    )  # fmt: skip
+
+    def logs(variant: str) -> np.ndarray:
+        every = [results.values(f"trial {t} {variant}", "sliced_w2") for t in flags.trial_targets]
+        return np.log(np.concatenate(every))
+
+    base = logs("OT-Flow")
+    return Trials(results, {name: float(np.mean(logs(name) - base)) for name in flags.variants})
+
+
+def plan(flags: RwpoBenchmarks, trials: Trials, name: Name, seed: int) -> Run:
+    """The training of what is compared."""
+    target, model = name[0], MODELS[name[1]]
+    if model.options == {}:
+        model = replace(model, options=VARIANTS[trials.best])
+    return training(flags, target, model, seed)
 
 
 # What is measured
@@ -268,241 +270,104 @@ def distance(metric: Any, found: Any, points: Any) -> float:
         return float("nan")
 
 
-def examine(flags: RwpoBenchmarks, task: Task, training: Trained, seed: int) -> Record:
-    """All quantities of a trained flow in double precision, kept beside its checkpoint."""
+def examined(
+    flags: RwpoBenchmarks,
+    target: str,
+    training: Trained,
+    *,
+    trial: bool = False,
+    drawn: bool = False,
+) -> Record:
+    """All quantities of a trained flow in double precision; with what is drawn of it."""
     import torch
 
     keys = ("nll", "sliced_w2", "mmd", "lam", "beta", "folded", "lost", "step_seconds")
-    record: Record = dict.fromkeys(keys, float("nan"))
-    flow: Any = training.model
-    record |= {"parameters": sum(p.numel() for p in flow.parameters()), "ess": []}
-    record |= {"diverged": training.diverged, "options": words(task.model.options or {})}
-    pictures = {}
-    if not training.diverged:
-        record["step_seconds"] = seconds_of_a_step(copy.deepcopy(flow), plan(flags, task, seed))
-        flow = copy.deepcopy(flow).double().eval()
-        points = nets.data.planar(task.target, flags.points, part=task.part).to(flow.potential.w)
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            base = flow.draws(flags.points, 0)
-            found = flow.from_base(base)
-            if getattr(flow, "convention", "") != "published":
-                back = flow.to_base(found).z
-                record["lost"] = float(((back - base).abs().amax(1) > 1e-3).double().mean())
-            there = flow.to_base(points)
-            record["folded"] = float(there.folded)
-            record["nll"] = -float(there.log_density.mean())
-            if hasattr(flow, "ess"):
-                record |= {"lam": flow.lam, "beta": flow.beta}
-                record["ess"] = flow.ess(points[:1000]).mean(1).tolist()
-            if seed == 0 and not task.trial:
-                pictures["density"] = (("across", "up"), density_on_square(flow))
-                pictures["samples"] = (("point", "axis"), found.cpu().numpy())
-        record["sliced_w2"] = distance(sampling.sliced_w2, found, points)
-        record["mmd"] = distance(sampling.mmd, found[:PAIRS], points[:PAIRS])
-    kept = training.history.assign(pictures)
-    kept.attrs |= {"record": json.dumps(record), "setup": identity(flags)}
-    file = result(flags, task.name, seed)
-    replace_file(file, lambda draft: kept.to_netcdf(draft, engine="h5netcdf"))
+    record: Record = dict.fromkeys(keys, float("nan")) | {"ess": []}
+    if training.diverged:
+        return record
+    record["step_seconds"] = float(training.history["seconds"].min())
+    flow: Any = copy.deepcopy(training.model).double().eval()
+    points = nets.data.planar(target, flags.points, part=PARTS[trial]).to(flow.potential.w)
+    published = getattr(flow, "convention", "") == "published"
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        base = flow.draws(flags.points, 0)
+        found = flow.from_base(base)
+        if not published:
+            back = flow.to_base(found).z
+            record["lost"] = float(((back - base).abs().amax(1) > 1e-3).double().mean())
+        there = flow.to_base(points)
+        record["folded"] = float(there.folded)
+        record["nll"] = -float(there.log_density.mean())
+        if hasattr(flow, "ess"):
+            record |= {"lam": flow.lam, "beta": flow.beta}
+            record["ess"] = flow.ess(points[:1000]).mean(1).tolist()
+        if drawn:
+            record["samples"] = found[:POINTS].cpu().numpy().round(4).tolist()
+            if not published:  # which has no density
+                record["density"] = density_on_square(flow).round(6).tolist()
+    record["sliced_w2"] = distance(sampling.sliced_w2, found, points)
+    record["mmd"] = distance(sampling.mmd, found[:PAIRS], points[:PAIRS])
     return record
 
 
-def density_on_square(flow: Any) -> np.ndarray:
-    """The density at the centres of cells of the square; the printed flow has none."""
-    import torch
+def measure(flags: RwpoBenchmarks, _: Trials, name: Name, training: Trained, seed: int) -> Record:
+    """Quantities on test data, with pictures of the first seed."""
+    return examined(flags, name[0], training, drawn=seed == 0)
 
-    if getattr(flow, "convention", "inverse") == "published":
-        return np.full((CELLS, CELLS), np.nan)
+
+def density_on_square(flow: Any) -> np.ndarray:
+    """The density at the centres of cells of the square."""
+    import torch
 
     middle = (torch.arange(CELLS) + 0.5) * (2 * HALF / CELLS) - HALF
     grid = torch.cartesian_prod(middle, middle).to(flow.potential.w)
     return flow.log_density(grid).exp().reshape(CELLS, CELLS).cpu().numpy()
 
 
-def seconds_of_a_step(flow: Any, run: Run, repeats: int = 8) -> float:
-    """Least time of a step of the training: of the processor, where the flow is there."""
-    import torch
-
-    flow.train()
-    optimizer = torch.optim.Adam(flow.parameters(), 1e-6)
-    on_cpu = flow.potential.w.device.type == "cpu"
-    clock = time.process_time if on_cpu and torch.get_num_threads() == 1 else time.perf_counter
-    took = []
-    for step in range(repeats + 1):
-        batch = [rows.to(flow.potential.w) for rows in run.batches(step)]
-        began = clock()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            loss = run.objective(flow, *batch)
-        optimizer.zero_grad()
-        loss.total.backward()
-        optimizer.step()
-        if not on_cpu:
-            torch.cuda.synchronize()
-        took.append(clock() - began)
-    return min(took[1:])
+# Comparisons
+# -----------
 
 
-IDENTITY = ("eq16_targets", "steps", "width", "iterations", "batch", "rates", "start", "alpha",
-            "points", "curve", "evaluations", "trial_iterations")  # fmt: skip
+def targets(results: Results, *models: str) -> list[str]:
+    """Densities on which all of these models were trained."""
+    every = dict.fromkeys(name.partition(" ")[0] for name in results.records)
+    return [t for t in every if all(f"{t} {model}" in results.records for model in models)]
 
 
-def identity(flags: RwpoBenchmarks) -> str:
-    """What all trainings of a folder share, as text."""
-    return json.dumps({name: getattr(flags, name) for name in IDENTITY})
+def numbers(results: Results, target: str, model: str, key: str) -> np.ndarray:
+    """One quantity of a model for each seed."""
+    if key.startswith("equal_time"):
+        return equal_time(results, target, model)[key.endswith("base")]
+    return results.values(f"{target} {model}", key)
 
 
-def words(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in options.items())
+def equal_time(results: Results, target: str, model: str) -> tuple[np.ndarray, np.ndarray]:
+    """Distances of a model and of OT-Flow after the time of the shorter training, for each seed.
 
-
-# Results
-# -------
-
-
-def result(flags: RwpoBenchmarks, name: str, seed: int) -> Path:
-    """File of a training."""
-    return networks.folder_of(flags.out, name, seed) / RESULT
-
-
-def read(flags: RwpoBenchmarks, name: str, seed: int) -> tuple[Record, Dataset]:
-    """Record and history of a finished training.
-
-    Raises
-    ------
-    InputError
-        Where there is none, or one of other settings.
-    """
-    import xarray
-
-    file = result(flags, name, seed)
-    if not file.is_file():
-        raise InputError(f"{file} is missing: train it first, with --part train or --part trials")
-    with xarray.open_dataset(file, engine="h5netcdf") as found:
-        history = found.load()
-    if history.attrs["setup"] != identity(flags):
-        raise InputError(
-            f"{file} is of other settings: give the preset and the flags it was made with, or "
-            "another --out"
-        )
-    return json.loads(history.attrs["record"]), history
-
-
-Trials = Mapping[str, list[Record]]  # by name, one record per seed
-
-
-def read_trials(flags: RwpoBenchmarks) -> Trials:
-    return {
-        task.name: [read(flags, task.name, seed)[0] for seed in range(flags.trial_seeds)]
-        for task in trials(flags)
-    }
-
-
-def scores(flags: RwpoBenchmarks, found: Trials) -> dict[str, float]:
-    """Mean over targets and seeds of the log of the distance over OT-Flow's, on validation data."""
-
-    def logs(name: str) -> np.ndarray:
-        runs = [found[f"trial {target} {name}"] for target in flags.trial_targets]
-        return np.log(np.array([record["sliced_w2"] for run in runs for record in run], float))
-
-    return {name: float(np.mean(logs(name) - logs("OT-Flow"))) for name in flags.variants}
-
-
-def best_variant(flags: RwpoBenchmarks) -> str:
-    return chosen(scores(flags, read_trials(flags)))
-
-
-def chosen(found: Mapping[str, float]) -> str:
-    """The variant with the least score; one that failed has none."""
-    known = {name: value for name, value in found.items() if np.isfinite(value)}
-    return min(known, key=lambda name: known[name]) if known else next(iter(found))
-
-
-@dataclass
-class Found:
-    """What came out: (target, model) -> one record and one history per seed; and the trials."""
-
-    records: dict[tuple[str, str], list[Record]] = field(default_factory=dict)
-    histories: dict[tuple[str, str], list[Dataset]] = field(default_factory=dict)
-    floors: dict[str, float] = field(default_factory=dict)  # distance of two samples of a target
-    trials: Trials = field(default_factory=dict)
-    scores: dict[str, float] = field(default_factory=dict)  # of the variants
-    best: str = ""  # variant
-
-    def targets(self, *models: str) -> list[str]:
-        """Targets on which all of these models were trained."""
-        every = dict.fromkeys(target for target, _ in self.records)
-        return [t for t in every if all((t, model) in self.records for model in models)]
-
-    def models(self) -> list[str]:
-        return list(dict.fromkeys(model for _, model in self.records))
-
-    def values(self, target: str, model: str, key: str) -> np.ndarray:
-        return np.array([record[key] for record in self.records[target, model]], dtype=float)
-
-    def pair(self, target: str, one: str, two: str, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """Values of the seeds that both models have."""
-        values = self.values(target, one, key), self.values(target, two, key)
-        seeds = min(map(len, values))
-        return values[0][:seeds], values[1][:seeds]
-
-
-def collect(flags: RwpoBenchmarks) -> Found:
-    """All finished trainings of the flags: the leading seeds of each model."""
-    found = Found()
-    with contextlib.suppress(InputError):  # of trainings that need no trial
-        found.trials = read_trials(flags)
-        found.scores = scores(flags, found.trials)
-        found.best = chosen(found.scores)
-    for target, model in itertools.product(flags.targets, MODELS):
-        for seed in range(flags.seeds):
-            file = result(flags, f"{target} {model}", seed)
-            if not file.is_file():
-                break
-            record, history = read(flags, f"{target} {model}", seed)
-            if model.startswith("chosen"):
-                best = best_variant(flags)
-                if record["options"] != words(VARIANTS[best]):
-                    raise InputError(
-                        f"{file.parent} is of {record['options']}, and the trials choose {best}: "
-                        "remove it, and train again"
-                    )
-            found.records.setdefault((target, model), []).append(record)
-            found.histories.setdefault((target, model), []).append(history)
-    for target in found.targets():
-        pair = (nets.data.planar(target, flags.points, part=part).numpy()
-                for part in ("validation", "test"))  # fmt: skip
-        found.floors[target] = sampling.sliced_w2(*pair)
-    return found
-
-
-def add_equal_time(found: Found) -> None:
-    """Put into the records the distance in equal time, and that of OT-Flow at the same time.
-
-    The time is that of the shorter training of the two: steps times the least time of a step, of
-    the processor, which other work does not change. Distances between evaluations are interpolated
+    The time is steps times the least time of a step. Distances between evaluations are interpolated
     on a log scale.
     """
-    times: dict[tuple[str, str], float] = {}
-    for key, records in found.records.items():
-        known = [r["step_seconds"] for r in records if np.isfinite(r["step_seconds"])]
-        times[key] = float(np.median(known)) if known else float("nan")
+    pair = f"{target} {model}", f"{target} OT-Flow{' eq.16' * model.endswith('eq.16')}"
+    if pair[1] not in results.records:
+        missing = np.full(len(results.records[pair[0]]), np.nan)
+        return missing, missing
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of models all of whose runs diverged
+        times = [float(np.nanmedian(results.values(name, "step_seconds"))) for name in pair]
 
-    def after(seconds: float, key: tuple[str, str], seed: int) -> float:
-        history = found.histories[key][seed]
+    def after(seconds: float, history: Dataset, time: float) -> float:
         if not history.attrs["complete"]:
             return float("nan")
-        at = history["evaluation"].values * times[key]
+        at = history["evaluation"].values * time
         return float(np.exp(np.interp(seconds, at, np.log(history["sliced_w2"].values))))
 
-    for key, records in found.records.items():
-        base = key[0], "OT-Flow eq.16" if key[1].endswith("eq.16") else "OT-Flow"
-        for seed, record in enumerate(records):
-            record["equal_time"] = record["equal_time_base"] = float("nan")
-            if seed < len(found.records.get(base, [])):
-                ends = [times[k] * found.histories[k][seed].sizes["step"] for k in (key, base)]
-                record["equal_time"] = after(min(ends), key, seed)
-                record["equal_time_base"] = after(min(ends), base, seed)
+    found = []
+    for runs in zip(*(results.histories[name] for name in pair), strict=True):
+        ends = [time * run.sizes["step"] for time, run in zip(times, runs, strict=True)]
+        found.append([after(min(ends), run, t) for run, t in zip(runs, times, strict=True)])
+    own, base = np.transpose(found)
+    return own, base
 
 
 def steps_to(history: Dataset, level: float) -> float:
@@ -523,70 +388,72 @@ def steps_to(history: Dataset, level: float) -> float:
 # --------------
 
 
-def closer(found: Found, model: str, base: str, key: str, statement: str, source: str) -> Finding:
+def closer(
+    results: Results, model: str, base: str, key: str, statement: str, source: str
+) -> Finding:
     """Whether a model has smaller values than another: for every target, and for all together."""
     ratio = key != "nll"
     texts, verdicts, gaps = [], [], []
-    for target in found.targets(model, base):
-        plain, own = found.pair(target, base, model, key)
+    for target in targets(results, model, base):
+        own = numbers(results, target, model, key)
         if key == "equal_time":  # of both when the shorter training has ended
-            plain = found.values(target, model, "equal_time_base")
+            plain = numbers(results, target, model, "equal_time_base")
+        else:
+            plain = numbers(results, target, base, key)
         text, verdict = networks.paired(plain, own, ratio=ratio)
         texts.append(f"{title(target)} {text}, {verdict}")
         verdicts.append(verdict)
         with np.errstate(divide="ignore", invalid="ignore"):
             gaps.append(np.log(plain) - np.log(own) if ratio else plain - own)
-    seeds = min(map(len, gaps))
-    mean = np.mean([gap[:seeds] for gap in gaps], axis=0)
-    text, overall = networks.paired(np.exp(mean) if ratio else mean, np.full(seeds, float(ratio)),
-                                    ratio=ratio)  # fmt: skip
+    mean = np.mean(gaps, axis=0)
+    text, overall = networks.paired(
+        np.exp(mean) if ratio else mean, np.full_like(mean, float(ratio)), ratio=ratio
+    )
     if "confirmed" in verdicts and set(verdicts) != {"confirmed"}:
         overall = "confirmed in part"
     what = f"sliced $W_2$ of {base} over its own" if ratio else f"NLL of {base} less its own"
     return Finding(statement, source, f"{what}: all targets {text}; {'; '.join(texts)}", overall)
 
 
-def faster(found: Found, model: str, statement: str, source: str) -> Finding:
-    """Whether a model needs fewer iterations, and less time, to come as close as OT-Flow does."""
+def faster(results: Results, model: str, statement: str, source: str) -> Finding:
+    """Whether a model needs fewer iterations to come as close as OT-Flow does."""
     ratios, never = [], 0
-    for target in found.targets(model, "OT-Flow"):
-        level = LEVEL * float(np.mean(found.values(target, "OT-Flow", "sliced_w2")))
-        pair = zip(found.histories[target, "OT-Flow"], found.histories[target, model], strict=False)
-        for plain, own in pair:
-            whole = own.sizes["step"]
-            steps = [min(steps_to(history, level), 2 * whole) for history in (plain, own)]
-            never += steps[1] == 2 * whole
-            ratios.append(steps[0] / steps[1])
+    for target in targets(results, model, "OT-Flow"):
+        pair = [f"{target} {name}" for name in ("OT-Flow", model)]
+        level = LEVEL * float(np.mean(results.values(pair[0], "sliced_w2")))
+        for runs in zip(*(results.histories[name] for name in pair), strict=True):
+            whole = runs[1].sizes["step"]
+            plain, own = (np.clip(steps_to(run, level), 1, 2 * whole) for run in runs)
+            never += own == 2 * whole
+            ratios.append(plain / own)
     text, verdict = networks.paired(ratios, np.ones(len(ratios)), ratio=True)
     late = f"; {never} of {len(ratios)} runs do not get there, and count as twice the training"
     where = f"iterations to {LEVEL:g} times OT-Flow's last distance: its number over the model's "
     return Finding(statement, source, where + text + (late if never else ""), verdict)
 
 
-def findings(found: Found) -> list[Finding]:
+def findings(_: RwpoBenchmarks, trials: Trials, results: Results) -> list[Finding]:
     """Claims of the paper, with their verdicts."""
     claim = "the flow with the sparse transformer is closer to the target than OT-Flow"
     source = "[RWPO] section 4.1, Fig. 3"
     kinds = {"printed": "as printed", "corrected": "corrected", "chosen": "best variant"}
-    verdicts = []
+    asked = []
     for model, text in kinds.items():
-        if found.targets(model, "OT-Flow"):
-            for key, when in (("sliced_w2", "iterations"), ("equal_time", "time")):
-                statement = f"{claim}: {text}, equal {when}"
-                verdicts.append(closer(found, model, "OT-Flow", key, statement, source))
-            if model != "printed":
-                statement = f"it gives held-out points a higher likelihood: {text}"
-                verdicts.append(closer(found, model, "OT-Flow", "nll", statement, source))
-    for model in kinds:
-        if found.targets(f"{model} eq.16", "OT-Flow eq.16"):
-            statement = f"{claim}: {kinds[model]}, with the weights of eq. 16"
-            verdicts.append(closer(found, f"{model} eq.16", "OT-Flow eq.16", "sliced_w2",
-                                   statement, "[RWPO] eq. 16, Fig. 3"))  # fmt: skip
+        for key, when in (("sliced_w2", "iterations"), ("equal_time", "time")):
+            statement = f"{claim}: {text}, equal {when}"
+            asked.append((model, "OT-Flow", key, statement, source))
+        if model != "printed":
+            statement = f"it gives held-out points a higher likelihood: {text}"
+            asked.append((model, "OT-Flow", "nll", statement, source))
     for model, text in kinds.items():
-        if found.targets(model, "OT-Flow"):
-            statement = f"it converges faster than OT-Flow: {text}"
-            verdicts.append(faster(found, model, statement, "[RWPO] section 5"))
-    return verdicts
+        statement = f"{claim}: {text}, with the weights of eq. 16"
+        asked.append((f"{model} eq.16", "OT-Flow eq.16", "sliced_w2", statement,
+                      "[RWPO] eq. 16, Fig. 3"))  # fmt: skip
+    verdicts = [closer(results, *each) for each in asked if targets(results, *each[:2])]
+    return verdicts + [
+        faster(results, model, f"it converges faster than OT-Flow: {text}", "[RWPO] section 5")
+        for model, text in kinds.items()
+    ]
 
 
 KEYS = {
@@ -603,19 +470,18 @@ KEYS = {
 }
 
 
-def tabulated(flags: RwpoBenchmarks, found: Found) -> Dataset:
-    """All numbers over (target, model, seed); NaN where a training is missing."""
-    targets, models = found.targets(), found.models()
-    shape = len(targets), len(models), flags.seeds
-    values = {key: np.full(shape, np.nan) for key in KEYS}
-    for (target, model), records in found.records.items():
-        place = targets.index(target), models.index(model)
-        for key, numbers in values.items():
-            numbers[(*place, slice(len(records)))] = [record[key] for record in records]
+def tabulated(flags: RwpoBenchmarks, results: Results) -> Dataset:
+    """All numbers over (target, model, seed); NaN where a model was not trained."""
+    rows, models = targets(results), [m for m in MODELS if targets(results, m)]
+    values = {key: np.full((len(rows), len(models), flags.seeds), np.nan) for key in KEYS}
+    for (i, target), (j, model) in product(enumerate(rows), enumerate(models)):
+        if f"{target} {model}" in results.records:
+            for key, array in values.items():
+                array[i, j] = numbers(results, target, model, key)
     table = study.dataset(
         {key: (("target", "model", "seed"), values[key], text) for key, text in KEYS.items()},
         {
-            "target": (targets, "density"),
+            "target": (rows, "density"),
             "model": (models, "model"),
             "seed": (range(flags.seeds), "seed"),
         },
@@ -624,29 +490,30 @@ def tabulated(flags: RwpoBenchmarks, found: Found) -> Dataset:
     return table
 
 
+def cells(flags: RwpoBenchmarks, results: Results) -> Iterator[tuple[str, str, Record]]:
+    """Density, model and the numbers of the table, for every row."""
+    for name, (target, model) in names(flags).items():
+        if name in results.records:
+            found = {key: numbers(results, target, model, key) for key in KEYS}
+            sizes = [np.nanmin(r["ess"]) for r in results.records[name] if r["ess"]]
+            yield target, model, found | {"ess": sizes}
+
+
+EXPERIMENT = networks.Experiment(
+    name=NAME,
+    models=names,
+    load=load,
+    plan=plan,
+    measure=measure,
+    table=tabulated,
+    text=lambda flags, trials, found: report(flags, trials, found, cells(flags, found)),
+    findings=findings,
+    figures=lambda flags, found: figures(found, targets(found)),
+)
+
+
 def main() -> int:
-    flags = study.command_line(RwpoBenchmarks, __doc__)
-    names = networks.chosen(MODELS, flags.seeds, replace(flags, resume=False))
-    if flags.part in ("trials", "train"):  # without a session, so that others may share the folder
-        alone = study.Session(NAME, flags)
-        for task in trials(flags) if flags.part == "trials" else comparison(flags, names):
-            train(alone, flags, task)
-        return 0
-    with study.session(NAME, flags) as session:
-        if flags.part == "all":
-            for task in itertools.chain(trials(flags), comparison(flags, names)):
-                train(session, flags, task)
-        found = collect(flags)
-        if not found.records:
-            raise InputError(f"{flags.out} holds no finished training: give --part train first")
-        add_equal_time(found)
-        session.finish(
-            table=tabulated(flags, found),
-            text=report(flags, found),
-            findings=findings(found) if networks.is_published(flags) else [],
-            figures=figures(found),
-        )
-    return 0
+    return networks.run(EXPERIMENT, study.command_line(RwpoBenchmarks, __doc__))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import random
 import resource
+import shlex
 import shutil
 import signal
 import sys
@@ -70,7 +71,7 @@ SMALL = {
     "--t-final 0.1 --times 1",
     "pontryagin_resnet": "--preset smoke --datasets linear --iterations 2 --maximisations 1 "
     "--device cpu",
-    "rwpo_benchmarks": "--preset smoke --seeds 1 --only OT-Flow",
+    "rwpo_benchmarks": "--preset smoke --seeds 1 --only 'moons OT-Flow'",
     "rwpo_digits": "--preset smoke --seeds 1 --device cpu",
     "rwpo_inverse": "--preset smoke --seeds 1 --problem elliptic --device cpu",
     "rwpo_operator": "--preset smoke --only kernels",
@@ -217,7 +218,7 @@ def wrong_lines(name: str, module: ModuleType, hostile: Path, count: int) -> Ite
     order = rng.sample(fields, len(fields))
     for number in range(count):
         chosen = [order[number]] if number < len(order) else rng.sample(fields, rng.randint(2, 3))
-        line = SMALL[name].split()
+        line = shlex.split(SMALL[name])
         for field in chosen:
             line += ["--" + field, *words(rng, of[field], hostile)]
         if rng.random() < 0.05:
@@ -367,7 +368,7 @@ def test_small_studies_run_to_their_end(name, tmp_path, cases) -> None:
         pytest.skip("with --long")
     if name in OF_NETWORKS:
         pytest.importorskip("torch")
-    done = shell(name, *SMALL[name].split(), "--out", str(tmp_path / "out"), cwd=tmp_path)
+    done = shell(name, *shlex.split(SMALL[name]), "--out", str(tmp_path / "out"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert {"summary.h5", "summary.json"} <= names

@@ -1,6 +1,6 @@
 """Tables and figures of the study `rwpo_sampler`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -15,100 +15,91 @@ if TYPE_CHECKING:
 COLOURS = {"brwp": "#0b3c5d", "myula": "#c1440e", "ula": "#5c8a3a"}
 
 
-def pair(values: Any) -> str:
-    """Mean and standard deviation."""
-    return f"{float(values.mean()):.3f} ± {float(values.std()):.3f}"
+def rows(
+    table: "Dataset", dims: dict[str, str], cells: dict[str, Callable[["Dataset"], str]]
+) -> list[dict[str, str]]:
+    """A row for all labels of some dimensions, title -> dimension, and cells made of its part."""
+    found = []
+    for labels in product(*(table[dim].values.tolist() for dim in dims.values())):
+        part = table.sel(dict(zip(dims.values(), labels, strict=True)))
+        row = {t: v if isinstance(v, str) else f"{v:g}" for t, v in zip(dims, labels, strict=True)}
+        found.append(row | {title: cell(part) for title, cell in cells.items()})
+    return found
+
+
+def mean(name: str, style: str = ".3f", **places: Any) -> Callable[["Dataset"], str]:
+    """A cell with the mean of a variable, at some labels."""
+    return lambda part: f"{float(part[name].sel(places).mean()):{style}}"
+
+
+def pair(name: str) -> Callable[["Dataset"], str]:
+    """A cell with mean and standard deviation."""
+    return lambda part: f"{float(part[name].mean()):.3f} ± {float(part[name].std()):.3f}"
 
 
 def report(table: "Dataset", chosen: "Dataset", exact: Sequence[float]) -> str:
     """The tables; `exact` is the deficit of infinitely many tokens of a Gaussian at every h."""
-    labels = {str(name): at.values.tolist() for name, at in table.coords.items()}
-    samplers, budgets, sizes = labels["sampler"], labels["budget"], table.attrs["tokens"]
+    samplers, budgets = table["sampler"].values.tolist(), table["budget"].values
+    infinite = dict(zip(table["h"].values.tolist(), exact, strict=True))
 
-    def best(at: "Dataset") -> str:
-        return (
-            f"{float(at['value']):.3f} (h L = {float(at['chosen']):g}, variance "
-            f"{float(at['ratio']):.2f})"
-        )
+    def best(sampler: str) -> Callable[["Dataset"], str]:
+        def cell(part: "Dataset") -> str:
+            value, step, ratio = (float(part[key].sel(sampler=sampler))
+                                  for key in ("value", "chosen", "ratio"))  # fmt: skip
+            return f"{value:.3f} (h L = {step:g}, variance {ratio:.2f})"
 
-    equal = []
-    for name, d, budget in product(
-        labels["target"], labels["d"], (budgets[2], budgets[-3], budgets[-1])
-    ):
-        at = chosen.sel(target=name, d=d, budget=budget)
-        row = {"target": name, "d": str(d), "gradients": str(budget)}
-        row |= {sampler: best(at.sel(sampler=sampler)) for sampler in samplers}
-        equal.append(row | {"floor": pair(table["sliced_floor"].sel(target=name, d=d))})
-    ends = []
-    for name, d, step in product(labels["target"], labels["d"], labels["step"]):
-        one = table.sel(target=name, d=d, step=step)
-        of = {sampler: one.sel(sampler=sampler) for sampler in samplers}
-        brwp = of["brwp"]
-        ends.append(
-            {"target": name, "d": str(d), "h L": f"{step:g}"}
-            | {"beta lambda^2 h": f"{float(brwp['bound']):.3g}"}
-            | {f"W2 {sampler}": f"{float(of[sampler]['w2'].mean()):.3f}" for sampler in samplers}
-            | {"floor": f"{float(one['w2_floor'].mean()):.3f}"}
-            | {
-                f"variance {sampler}": f"{float(of[sampler]['variance'].isel(budget=-1)):.3f}"
-                for sampler in samplers[:2]
-            }
-            | {"ESS": f"{float(brwp['ess']):.1f}", "absorbed": f"{float(brwp['absorbed']):.2f}"}
-        )
-    infinite = dict(zip(labels["h"], exact, strict=True))
-    biases = []
-    for name, n, h in product(labels["smooth"], labels["n"], labels["h"]):
-        one = table.sel(smooth=name, n=n, h=h)
-        biases.append({
-            "target": name, "n": str(n), "h": f"{h:g}",
-            "deficit of the variance": pair(one["deficit"]),
-            "infinite n": f"{infinite[h]:.3f}" if name == "gaussian" else "",
-            "sliced W2": pair(one["bias_sliced"]),
-            "floor": f"{float(one['bias_floor']):.3f}",
-            "ESS": f"{float(one['bias_ess'].mean()):.0f}",
-        })  # fmt: skip
-    scales = [
-        {
-            "d": str(d), "n": str(n), "h": f"{h:g}", "ESS": f"{float(one['scale_ess']):.1f}",
-            "variance": f"{float(one['scale_variance']):.2f}",
-        }
-        for d, n, h in product(labels["scale"], labels["count"], labels["h_scale"])
-        for one in [table.sel(scale=d, count=n, h_scale=h)]
-    ]  # fmt: skip
-    betas = [
-        {
-            "beta": f"{beta:g}", "h": f"{0.05 / max(1.0, beta):g}",
-            "sliced W2 / standard deviation": f"{float(one['beta_sliced']):.3f}",
-            "floor": f"{float(one['beta_floor']):.3f}",
-            "variance": f"{float(one['beta_variance']):.3f}",
-            "ESS": f"{float(one['beta_ess']):.0f}",
-        }
-        for beta in labels["beta"]
-        for one in [table.sel(beta=beta)]
-    ]  # fmt: skip
-    times = [
-        {"d": str(d), "n": str(n)}
-        | {name: f"{1e3 * float(one.sel(cost_sampler=name)):.2f}" for name in samplers}
-        for d, n in product(labels["cost_d"], labels["cost_n"])
-        for one in [table["seconds"].sel(cost_d=d, cost_n=n)]
-    ]
+        return cell
+
+    shown = chosen.sel(budget=np.unique(budgets[[2, -3, -1]])).assign(floors=table["sliced_floor"])
+    end = table.assign(last=table["variance"].isel(budget=-1))
     tables = {
-        f"Sliced W2 to the target at equal gradient evaluations of each of n = {sizes} tokens, at "
-        "the best of the steps; floor: two independent samples of n:": equal,
-        f"W2 after {budgets[-1]} steps, and variance over the exact one:": ends,
-        "BRWP against h and n in the plane, from exact samples on, over three samples:": biases,
-        "BRWP against the dimension (Gaussian times Laplace):": scales,
-        "BRWP against the temperature (Gaussian times Laplace, d = 2):": betas,
-        "Milliseconds of a step (lasso):": times,
-    }
+        f"Sliced W2 to the target at equal gradient evaluations of each of n = "
+        f"{table.attrs['tokens']} tokens, at the best of the steps; floor: two independent samples "
+        "of n:": rows(
+            shown, {"target": "target", "d": "d", "gradients": "budget"},
+            {sampler: best(sampler) for sampler in samplers} | {"floor": pair("floors")},
+        ),
+        f"W2 after {budgets[-1]} steps, and variance over the exact one:": rows(
+            end, {"target": "target", "d": "d", "h L": "step"},
+            {"beta lambda^2 h": mean("bound", ".3g", sampler="brwp")}
+            | {f"W2 {sampler}": mean("w2", sampler=sampler) for sampler in samplers}
+            | {"floor": mean("w2_floor")}
+            | {f"variance {sampler}": mean("last", sampler=sampler) for sampler in samplers[:2]}
+            | {"ESS": mean("ess", ".1f", sampler="brwp"),
+               "absorbed": mean("absorbed", ".2f", sampler="brwp")},
+        ),
+        "BRWP against h and n in the plane, from exact samples on, over three samples:": rows(
+            table, {"target": "smooth", "n": "n", "h": "h"},
+            {"deficit of the variance": pair("deficit"),
+             "infinite n": lambda part: (
+                 f"{infinite[float(part['h'])]:.3f}" if part["smooth"] == "gaussian" else ""
+             ),
+             "sliced W2": pair("bias_sliced"), "floor": mean("bias_floor"),
+             "ESS": mean("bias_ess", ".0f")},
+        ),
+        "BRWP against the dimension (Gaussian times Laplace):": rows(
+            table, {"d": "scale", "n": "count", "h": "h_scale"},
+            {"ESS": mean("scale_ess", ".1f"), "variance": mean("scale_variance", ".2f")},
+        ),
+        "BRWP against the temperature (Gaussian times Laplace, d = 2):": rows(
+            table, {"beta": "beta"},
+            {"h": lambda part: f"{0.05 / max(1.0, float(part['beta'])):g}",
+             "sliced W2 / standard deviation": mean("beta_sliced"), "floor": mean("beta_floor"),
+             "variance": mean("beta_variance"), "ESS": mean("beta_ess", ".0f")},
+        ),
+        "Milliseconds of a step (lasso):": rows(
+            1e3 * table[["seconds"]], {"d": "cost_d", "n": "cost_n"},
+            {sampler: mean("seconds", ".2f", cost_sampler=sampler) for sampler in samplers},
+        ),
+    }  # fmt: skip
     return "\n\n".join(
-        part for title, rows in tables.items() for part in (title, study.markdown_table(rows))
+        part for title, found in tables.items() for part in (title, study.markdown_table(found))
     )
 
 
 def against_gradients(table: "Dataset", chosen: "Dataset") -> "Figure":
     """Sliced W2 against gradient evaluations, one panel for each target and dimension."""
-    from wflow.plots.figure import PAGE, grid, style
+    from wflow.plots.figure import PAGE, grid, legend_below, style
 
     names, dims = table["target"].values, table["d"].values
     with style():
@@ -125,22 +116,20 @@ def against_gradients(table: "Dataset", chosen: "Dataset") -> "Figure":
                     axis.loglog(table["budget"], values, mark, markersize=3, label=sampler.upper(),
                                 color=colour)  # fmt: skip
                 axis.set_title(f"{name}, d = {d}")
-                plain_ticks(axis, (0.03, 0.05, 0.1, 0.2, 0.5), (0.03, 0.9))
+                axis.set_ylim(0.03, 0.9)
+                plain_ticks(axis.yaxis, (0.03, 0.05, 0.1, 0.2, 0.5))
         for axis in axes[-1]:
             axis.set_xlabel("Gradient evaluations of a token")
         for axis in axes[:, 0]:
             axis.set_ylabel("Sliced $W_2$")
-        handles, texts = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, texts, loc="outside lower center", ncols=len(texts))
+        legend_below(figure, axes[0, 0], ncols=4)
     return figure
 
 
-def plain_ticks(axis: Any, ticks: tuple[float, ...], limits: tuple[float, float]) -> None:
-    """Ticks of a logarithmic ordinate as plain numbers."""
-    axis.set_yscale("log")
-    axis.set_ylim(*limits)
-    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axis.set_yticks([], minor=True)
+def plain_ticks(axis: Any, ticks: Any) -> None:
+    """Ticks of a logarithmic axis of Matplotlib, an `XAxis` or `YAxis`, as plain numbers."""
+    axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_ticks([], minor=True)
 
 
 def bias_figure(table: "Dataset", exact: Sequence[float]) -> "Figure":
@@ -158,12 +147,10 @@ def bias_figure(table: "Dataset", exact: Sequence[float]) -> "Figure":
                               markersize=3, color=colour, label=f"n = {n}")  # fmt: skip
             if name == "gaussian":
                 axis.plot(steps, exact, "k--", linewidth=1, label="infinite n")
-            axis.set_xscale("log")
-            plain_ticks(axis, (0.01, 0.02, 0.05, 0.1, 0.2), (0.009, 0.35))
-            axis.set_title(f"{name}, d = 2")
-            axis.set_xlabel("Step h")
-            axis.set_xticks(steps, [f"{h:g}" for h in steps])
-            axis.set_xticks([], minor=True)
+            axis.set(xscale="log", yscale="log", ylim=(0.009, 0.35), title=f"{name}, d = 2",
+                     xlabel="Step h")  # fmt: skip
+            plain_ticks(axis.xaxis, steps)
+            plain_ticks(axis.yaxis, (0.01, 0.02, 0.05, 0.1, 0.2))
             axis.legend(loc="lower right", fontsize=7)
         axes.flat[0].set_ylabel("Deficit of the variance")
         last = axes.flat[2]
@@ -173,9 +160,7 @@ def bias_figure(table: "Dataset", exact: Sequence[float]) -> "Figure":
             last.semilogx(part["scale_ess"].values.ravel(), part["scale_variance"].values.ravel(),
                           mark, markersize=4, label=f"d = {d}")  # fmt: skip
         last.axvline(30, color="0.6", linewidth=0.8)
-        last.set_xlabel("Effective tokens")
-        last.set_title("laplace: variance / exact")
-        last.set_ylim(0, 1.05)
+        last.set(xlabel="Effective tokens", title="laplace: variance / exact", ylim=(0, 1.05))
         last.legend(loc="upper left", fontsize=7)
     return figure
 
@@ -197,9 +182,8 @@ def absorption_figure(table: "Dataset", bound: float, h: float) -> "Figure":
                     label="theory, f = 0")  # fmt: skip
         left.loglog(k, np.maximum(table["spread"].sel(kernel="exact", f="quadratic")[1:], 1e-6),
                     color="0.5", label="f quadratic, exact")  # fmt: skip
-        left.set_ylim(1e-4, 10)
-        left.set_xlabel("Step k")
-        left.set_ylabel(r"Spread of a cloud in $|x_i| \leq \lambda h$")
+        left.set(xlabel="Step k", ylabel=r"Spread of a cloud in $|x_i| \leq \lambda h$",
+                 ylim=(1e-4, 10))  # fmt: skip
         left.legend(loc="upper right", fontsize=7)
         shades = dict(zip(table["d"].values, ("#0b3c5d", "#c1440e", "#999999"), strict=False))
         marks = dict(zip(table["target"].values, "os^", strict=False))
@@ -209,12 +193,8 @@ def absorption_figure(table: "Dataset", bound: float, h: float) -> "Figure":
                 right.semilogx(part["bound"], part["variance"].isel(budget=-1), mark, color=shade,
                                markersize=4)  # fmt: skip
         right.axvline(bound, color="0.6", linewidth=0.8)
-        right.set_ylim(-0.05, 1.5)
-        ticks = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
-        right.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        right.set_xticks([], minor=True)
-        right.set_xlabel(r"$\beta \lambda^2 h$")
-        right.set_ylabel("Variance / exact")
+        right.set(xlabel=r"$\beta \lambda^2 h$", ylabel="Variance / exact", ylim=(-0.05, 1.5))
+        plain_ticks(right.xaxis, (0.01, 0.02, 0.05, 0.1, 0.2, 0.4))
         keys = [("k", mark, name) for name, mark in marks.items()]
         keys += [(shade, "o", f"d = {d}") for d, shade in shades.items()]
         handles = [Line2D([], [], color=c, marker=m, ls="", label=text) for c, m, text in keys]

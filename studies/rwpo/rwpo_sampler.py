@@ -344,20 +344,17 @@ def temperature(flags: RwpoSampler) -> "Dataset":
     """Variance and distance over the temperature, with beta lambda^2 constant or not."""
 
     def measure(beta: float) -> dict[str, Any]:
-        n = flags.tokens
-        of, refs = target("laplace", 2, beta), references("laplace", 2, n, beta)
-        cold = max(1.0, beta)
-        x0 = start(n, 2, beta) + moments("laplace", 2, beta)[0]
-        found = run(flags, "brwp", of, x0, h=0.05 / cold, steps=round(120 * cold),
-                    save_every=10**6)  # fmt: skip
-        x, width = found["samples"].values[0, 0], np.sqrt(moments("laplace", 2, beta)[1].mean())
+        case, n, cold = ("laplace", 2, beta), flags.tokens, max(1.0, beta)
+        mean, variance = moments(*case)
+        found = run(flags, "brwp", target(*case), start(n, 2, beta) + mean, h=0.05 / cold,
+                    steps=round(120 * cold), save_every=10**6)  # fmt: skip
+        x, width = found["samples"].values[0, 0], np.sqrt(variance.mean())
         last = found.isel(path=0, time=-1)
+        refs = references("laplace", 2, n, beta)
         return {
             "beta_sliced": np.mean([sliced(x, y) for y in refs]) / width,
             "beta_floor": floor("laplace", 2, n, sliced, beta).mean() / width,
-            "beta_variance": ratio_of(
-                last["sample_variance"].values, moments("laplace", 2, beta)[1]
-            ),
+            "beta_variance": ratio_of(last["sample_variance"].values, variance),
             "beta_ess": float(last["ess"]),
         }
 
@@ -421,63 +418,70 @@ def best(table: "Dataset") -> "Dataset":
 # --------------
 
 
-def by_tokens(table: "Dataset", values: Array, style: str) -> str:
-    """Values (smooth, n) of the part `bias` as text."""
-    rows = zip(table["smooth"].values, values, strict=True)
-    numbers = table["n"].values
-    return "; ".join(
-        f"{name}: " + ", ".join(f"{v:{style}} (n = {n})" for v, n in zip(row, numbers, strict=True))
-        for name, row in rows
-    )
+def listed(values: Any, labels: Any, style: str, name: str) -> str:
+    """Values with their labels, as text."""
+    pairs = zip(values, labels, strict=True)
+    return ", ".join(f"{value:{style}} ({name} = {label:g})" for value, label in pairs)
 
 
 def of_bias(table: "Dataset") -> list[Finding]:
     """The order of the bias, and the tokens that it takes to see it."""
-    steps, found, holds = table["h"].values, [], []
-    for name in table["smooth"].values:
+    names, steps, sizes = (table[dim].values for dim in ("smooth", "h", "n"))
+
+    def by_tokens(values: Array, style: str) -> str:
+        texts = (listed(row, sizes, style, "n") for row in values)
+        return "; ".join(f"{name}: {text}" for name, text in zip(names, texts, strict=True))
+
+    found, holds = [], []
+    for name in names:
         limit, known = extrapolated(table, name)
         slope = np.nan
         if known.sum() > 1:
             slope = np.polyfit(np.log(steps[known]), np.log(limit[known]), 1)[0]
-        texts = [f"{m:.3f} (h = {h:g})" for m, h in zip(limit[known], steps[known], strict=True)]
-        found.append(f"{name}: deficit {', '.join(texts)}, exponent {slope:.2f}")
+        text = listed(limit[known], steps[known], ".3f", "h")
+        found.append(f"{name}: deficit {text}, exponent {slope:.2f}")
         holds.append(abs(slope - 1) <= SLOPE)
-    first = Finding.decided(
-        f"the bias of the variance is of first order in h (exponent within {SLOPE:g} of 1), for "
-        "infinitely many tokens by extrapolation in 1/ESS, where that resolves it",
-        THEORY, "; ".join(found), holds,
-    )  # fmt: skip
     exact = np.array([mean_field_deficit(h) for h in steps])
     gaps = np.abs(table["deficit"].sel(smooth="gaussian").mean("path").values - exact)
-    listed = [f"{g:.3f} (n = {n})" for g, n in zip(gaps.max(1), table["n"].values, strict=True)]
-    second = Finding.decided(
-        "for a Gaussian target the deficit of n tokens tends to that of infinitely many",
-        THEORY,
-        f"largest distance {', '.join(listed)}",
-        np.all(np.diff(gaps, axis=0) < 0, axis=0),
-    )
     least = table["deficit"].mean("path").argmin("h").values
-    third = Finding.decided(
-        "for fixed n there is a best step: a smaller one has a larger bias, since fewer tokens "
-        "attend to each other",
-        THEORY, f"best h {by_tokens(table, steps[least], 'g')}",
-        least[:, :-1] < len(steps) - 1,
-    )  # fmt: skip
     excess = (table["bias_sliced"].mean("path") - table["bias_floor"]).min("h").values
-    fourth = Finding.decided(
-        "the cloud at its best step is no further from the target than an independent sample",
-        THEORY, f"sliced W2 minus the floor {by_tokens(table, excess, '+.3f')}", excess <= 0,
-    )  # fmt: skip
-    return [first, second, third, fourth]
+    return [
+        Finding.decided(
+            f"the bias of the variance is of first order in h (exponent within {SLOPE:g} of 1), "
+            "for infinitely many tokens by extrapolation in 1/ESS, where that resolves it",
+            THEORY, "; ".join(found), holds,
+        ),
+        Finding.decided(
+            "for a Gaussian target the deficit of n tokens tends to that of infinitely many",
+            THEORY, f"largest distance {listed(gaps.max(1), sizes, '.3f', 'n')}",
+            np.all(np.diff(gaps, axis=0) < 0, axis=0),
+        ),
+        Finding.decided(
+            "for fixed n there is a best step: a smaller one has a larger bias, since fewer tokens "
+            "attend to each other",
+            THEORY, f"best h {by_tokens(steps[least], 'g')}", least[:, :-1] < len(steps) - 1,
+        ),
+        Finding.decided(
+            "the cloud at its best step is no further from the target than an independent sample",
+            THEORY, f"sliced W2 minus the floor {by_tokens(excess, '+.3f')}", excess <= 0,
+        ),
+    ]  # fmt: skip
+
+
+def brwp_of(table: "Dataset", **places: Any) -> tuple[Array, Array, Array]:
+    """Step bound, variance over the exact one and effective tokens of the runs of `compare`."""
+    brwp = table.sel(sampler="brwp", **places).isel(budget=-1)
+    bound, variance, ess = (brwp[key].values.ravel() for key in ("bound", "variance", "ess"))
+    return bound, variance, ess
 
 
 def of_interaction(table: "Dataset") -> Finding:
     """Whether the effective sample size tells where the variance is right."""
-    ess, ratio = table["scale_ess"].values.ravel(), table["scale_variance"].values.ravel()
-    brwp = table.sel(sampler="brwp")
-    kept = (brwp["bound"] <= BOUND).values.ravel()
-    ess = np.append(ess, brwp["ess"].values.ravel()[kept])
-    ratio = np.append(ratio, brwp["variance"].isel(budget=-1).values.ravel()[kept])
+    bound, *runs = brwp_of(table)
+    ratio, ess = (
+        np.append(table[key].values.ravel(), values[bound <= BOUND])
+        for key, values in zip(("scale_variance", "scale_ess"), runs, strict=True)
+    )
     right = np.abs(ratio - 1) <= CLOSE
     many, few = ess >= ENOUGH, ess < FEW
     share = [right[many].mean() if many.any() else 0.0, right[few].mean() if few.any() else 1.0]
@@ -494,30 +498,30 @@ def of_interaction(table: "Dataset") -> Finding:
 
 def of_dimension(table: "Dataset") -> Finding:
     """Variances in high dimensions."""
-    ratio = table["scale_variance"].isel(count=-1).max("h_scale").values
-    dims, ess = table["scale"].values, table["scale_ess"].isel(count=-1).max("h_scale").values
-    listed = [f"{r:.2f} (d = {d}, ESS {e:.1f})" for r, d, e in zip(ratio, dims, ess, strict=True)]
+    ratio, ess = (table[key].isel(count=-1).max("h_scale").values
+                  for key in ("scale_variance", "scale_ess"))  # fmt: skip
+    texts = [f"{r:.2f} (d = {d}, ESS {e:.1f})"
+             for r, d, e in zip(ratio, table["scale"].values, ess, strict=True)]  # fmt: skip
     return Finding.decided(
         f"the sampler keeps the variance, to {CLOSE:.0%}, in every dimension", OWN,
         f"variance over the exact one at the better step, n = {table['count'].values[-1]}: "
-        + ", ".join(listed), np.abs(ratio - 1) <= CLOSE,
+        + ", ".join(texts), np.abs(ratio - 1) <= CLOSE,
     )  # fmt: skip
 
 
 def of_bound(table: "Dataset") -> Finding:
     """Whether the step bound separates right from wrong variances where tokens interact."""
-    brwp = table.sel(sampler="brwp", d=table["d"].values[0])
-    bound, ratio = brwp["bound"].values.ravel(), brwp["variance"].isel(budget=-1).values.ravel()
+    first = table["d"].values[0]
+    bound, ratio, _ = brwp_of(table, d=first)
     right = np.abs(ratio - 1) <= CLOSE
     inside, far = bound <= BOUND, bound >= 4 * BOUND
-    holds = [bool(right[inside].all()), not right[far].any()] if inside.any() else [False]
     return Finding.decided(
         f"the variance is right to {CLOSE:.0%} for beta lambda^2 h <= {BOUND:g}, and wrong from "
-        f"{4 * BOUND:g} on (d = {table['d'].values[0]})",
+        f"{4 * BOUND:g} on (d = {first})",
         THEORY,
         f"right in {right[inside].sum()} of {inside.sum()} runs within, {right[far].sum()} of "
         f"{far.sum()} far beyond",
-        holds,
+        [bool(right[inside].all()), not right[far].any()] if inside.any() else [False],
     )
 
 
@@ -525,17 +529,16 @@ def of_absorption(table: "Dataset") -> Finding:
     """Decay of a cloud within lambda h."""
     k, flat = table["k"].values, table["spread"].sel(f="flat")
     late = k >= k[-1] // 4
-    slopes = [np.polyfit(np.log(k[late]), np.log(row.values[late]), 1)[0] for row in flat]
+    slopes = {str(row["kernel"].values): np.polyfit(np.log(k[late]), np.log(row[late]), 1)[0]
+              for row in flat}  # fmt: skip
     gone = table["spread"].sel(f="quadratic", kernel="exact").values
     place = int(np.searchsorted(-gone, -1e-3 * gone[0]))
     return Finding.decided(
         "a cloud within |x_i| <= lambda h shrinks like k^(-1/2) where f = 0, and geometrically "
         "where f is convex",
-        THEORY,
-        "exponents " + ", ".join(f"{s:.3f} ({name})" for s, name in
-                                 zip(slopes, table["kernel"].values, strict=True))
+        THEORY, "exponents " + ", ".join(f"{slope:.3f} ({name})" for name, slope in slopes.items())
         + f"; f = |x|^2/2, h = 1/2: a thousandth of the spread after {place} steps",
-        [*(abs(s + 0.5) < 0.05 for s in slopes), place <= 15],
+        [*(abs(slope + 0.5) < 0.05 for slope in slopes.values()), place <= 15],
     )  # fmt: skip
 
 
@@ -554,10 +557,9 @@ def of_equal_effort(table: "Dataset", d: int, at_equal_time: bool = False) -> Fi
     better, worse = int((ours < theirs - spread).sum()), int((ours > theirs + spread).sum())
     shown, cells = budgets[2::2], []
     for name in table["target"].values:
-        both = [one.sel(target=name, budget=shown).values for one in (ours, theirs)]
-        cells.append(
-            f"{name} {', '.join(f'{a:.3f} : {b:.3f}' for a, b in zip(*both, strict=True))}"
-        )
+        pairs = zip(*(one.sel(target=name, budget=shown).values for one in (ours, theirs)),
+                    strict=True)  # fmt: skip
+        cells.append(f"{name} {', '.join(f'{a:.3f} : {b:.3f}' for a, b in pairs)}")
     verdict: Verdict = "inconclusive"
     if better or worse:
         verdict = "confirmed in part" if better > worse else "not confirmed"
@@ -574,14 +576,13 @@ def of_equal_effort(table: "Dataset", d: int, at_equal_time: bool = False) -> Fi
 
 def of_distance(table: "Dataset") -> Finding:
     """What the exact W2 of n samples sees of a lost variance."""
-    brwp = table.sel(sampler="brwp")
-    below = (brwp["w2"].mean("pair") < table["w2_floor"].mean("floor_pair")).values
-    ratio = brwp["variance"].isel(budget=-1).transpose(*brwp["ess"].dims).values
-    lost = (ratio < 0.5) & below
+    brwp = table.sel(sampler="brwp").isel(budget=-1)
+    below = brwp["w2"].mean("pair") < table["w2_floor"].mean("floor_pair")
+    lost = (brwp["variance"] < 0.5) & below
     return Finding.decided(
         "a cloud that is nearer in W2 than an independent sample has the spread of the target",
-        THEORY, f"{below.sum()} of {below.size} clouds are nearer, {lost.sum()} of them with less "
-        "than half the variance", not lost.any(),
+        THEORY, f"{int(below.sum())} of {below.size} clouds are nearer, {int(lost.sum())} of them "
+        "with less than half the variance", not lost.any(),
     )  # fmt: skip
 
 

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wflow import InputError, nets
+from wflow import InputError, nets, study
+from wflow.study import networks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from xarray import Dataset
 
 PRINTED = Path(__file__).parents[1] / "published" / "rwpo.json"
 PUBLISHED: dict[str, Any] = json.loads(PRINTED.read_text(encoding="utf-8"))  # numbers of [RWPO]
@@ -23,10 +29,32 @@ def check_names(given: Sequence[str], known: Collection[str], flag: str) -> None
                          "once")  # fmt: skip
 
 
-def check_rates(rates: tuple[float, float]) -> None:
-    """Refuse learning rates that rise."""
-    if rates[1] > rates[0]:
-        raise InputError(f"--rates is {rates[0]:g} {rates[1]:g}: expected the largest rate first")
+@dataclass(frozen=True, kw_only=True)
+class FlowFlags(networks.NetFlags):
+    """Flags of the studies that train flows of one size."""
+
+    seeds: study.Count = 5
+    """Number of training runs of each flow, with seeds 0, 1, ..."""
+    steps: networks.Steps = 48
+    """Steps n_t of the flows."""
+    width: study.Count = 48
+    """Width of the potential."""
+    iterations: study.Count = 6001
+    """Training iterations of each flow."""
+    batch: study.Count = 4096
+    """Points of a batch."""
+    rates: tuple[study.Positive, study.Positive] = (1e-2, 1e-6)
+    """Learning rates at the beginning and at the end."""
+    alpha: tuple[study.Nonnegative, study.Nonnegative, study.Nonnegative] = (1.0, 0.01, 0.1)
+    """Weights of likelihood, transport and HJB penalty."""
+    evaluations: study.Count = 20
+    """Evaluations in a training."""
+
+    def check(self) -> None:
+        super().check()
+        first, last = self.rates
+        if last > first:
+            raise InputError(f"--rates is {first:g} {last:g}: expected the largest rate first")
 
 
 def make_flow(phi: Any, steps: int, options: Mapping[str, Any] | None) -> Any:
@@ -50,7 +78,7 @@ def rows_of(model: Any, batch: int) -> int:
     return batch + (model.tokens if independent else 0)
 
 
-def config(flags: Any, model: Any, iterations: int, seed: int, **given: Any) -> Any:
+def config(flags: FlowFlags, model: Any, iterations: int, seed: int, **given: Any) -> Any:
     """A training with falling rates, measured `flags.evaluations` times."""
     every = max(1, iterations // flags.evaluations)
     return nets.train.TrainConfig(
@@ -65,3 +93,32 @@ def config(flags: Any, model: Any, iterations: int, seed: int, **given: Any) -> 
         compile=flags.compile,
         **given,
     )
+
+
+def learning_curves(
+    panels: Mapping[str, Mapping[str, Sequence[Dataset]]],
+    key: str,
+    label: str,
+    colours: Mapping[str, str],
+    *,
+    log: bool = False,
+) -> Figure:
+    """One quantity over the training, a panel for each title: mean and range over the seeds."""
+    from wflow.plots.figure import PAGE, grid, style
+    from wflow.plots.networks import draw_histories
+
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    with style():
+        figure, axes = grid(rows, columns, PAGE, 0.5 + 2.2 * rows)
+        lines: dict[str, Any] = {}
+        for axis, (title, histories) in zip(axes.flat, panels.items(), strict=False):
+            draw_histories(axis, histories, key, colours, log=log)
+            axis.set(title=title, xlabel="Iteration")
+            lines |= {str(line.get_label()): line for line in axis.lines}
+        for axis in axes.flat[len(panels) :]:
+            axis.set_visible(False)
+        for axis in axes[:, 0]:
+            axis.set_ylabel(label)
+        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=6)
+    return figure

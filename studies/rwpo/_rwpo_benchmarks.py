@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from _rwpo import learning_curves
 
 from wflow import nets, sampling, study
 from wflow.study import networks
@@ -54,7 +55,16 @@ def figures(results: Results, targets: Sequence[str]) -> dict[str, Figure]:
     return {
         "samples": squares(results, targets, "samples", sample, points),
         "densities": squares(results, targets, "density", histogram, image),
-        "curves": curves(results, targets),
+        "curves": learning_curves(
+            {
+                title(target): {m: results.histories.get(f"{target} {m}", []) for m in SHOWN}
+                for target in targets
+            },
+            "sliced_w2",
+            "Sliced $W_2$ to held-out data",
+            COLOURS,
+            log=True,
+        ),
     }
 
 
@@ -84,28 +94,6 @@ def squares(
                          aspect="equal")  # fmt: skip
         for axis, name in zip(axes[:, 0], rows, strict=True):
             axis.set_ylabel(name)
-    return figure
-
-
-def curves(results: Results, targets: Sequence[str]) -> Figure:
-    """Distance to held-out data over the training: mean and range over the seeds."""
-    from wflow.plots.figure import PAGE, grid, legend_below, style
-    from wflow.plots.networks import draw_histories
-
-    columns = min(3, len(targets))
-    rows = -(-len(targets) // columns)
-    with style():
-        figure, axes = grid(rows, columns, PAGE, 0.4 + 2.1 * rows, sharex=True)
-        for axis, target in zip(axes.flat, targets, strict=False):
-            drawn = {name: results.histories.get(f"{target} {name}", []) for name in SHOWN}
-            draw_histories(axis, drawn, "sliced_w2", COLOURS, log=True)
-            axis.set(title=title(target), xlabel="Iteration")
-            axis.tick_params(labelbottom=True)
-        for axis in axes.flat[len(targets) :]:
-            axis.set_visible(False)
-        for axis in axes[:, 0]:
-            axis.set_ylabel("Sliced $W_2$ to held-out data")
-        legend_below(figure, axes[0, 0], ncols=4)
     return figure
 
 

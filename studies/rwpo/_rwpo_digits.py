@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from _rwpo import learning_curves
 
 from wflow.study.networks import Record, Results
 
@@ -22,7 +23,22 @@ LABELS = {
 
 def figures(tools: Tools, results: Results, enough: float) -> dict[str, Figure]:
     """Pictures of digits, learning curves, and the attention against beta with a level of ESS."""
-    found = {"learning_curves": curves(tools, results), "attention": attention(tools, enough)}
+    from wflow.plots.networks import COLOURS
+
+    curves = {
+        f"d = {d}": {
+            label: results.histories.get(f"{model} d{d}", []) for model, label in LABELS.items()
+        }
+        for d in tools.latents
+    }
+    colours = dict(zip(LABELS.values(), COLOURS, strict=False))
+    learning = learning_curves(curves, "held_out", "Held-out negative log likelihood", colours)
+    for axis, known in zip(learning.axes, tools.latents.values(), strict=False):
+        level = known.floors["gaussian nll"]
+        axis.axhline(level, color="k", lw=0.8, ls=":")
+        axis.annotate("Gaussian", (0, level), fontsize=7)
+        axis.set_ylim(top=2 * level)
+    found = {"learning_curves": learning, "attention": attention(tools, enough)}
     for d, known in tools.latents.items():
         named = {
             model: results.records[f"{model} d{d}"][0]
@@ -69,30 +85,6 @@ def picture(axis: Any, values: np.ndarray) -> None:
     axis.imshow(values, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     axis.set(xticks=[], yticks=[])
     axis.spines[:].set_visible(False)
-
-
-def curves(tools: Tools, results: Results) -> Figure:
-    """Held-out likelihood against the iteration, a panel for each d."""
-    from wflow.plots.figure import PAGE, grid, style
-    from wflow.plots.networks import COLOURS, draw_histories
-
-    dims = list(tools.latents)
-    colours = dict(zip(LABELS.values(), COLOURS, strict=False))
-    with style():
-        figure, axes = grid(1, len(dims), PAGE, 2.8)
-        for axis, d in zip(axes[0], dims, strict=True):
-            runs = {
-                label: results.histories.get(f"{model} d{d}", []) for model, label in LABELS.items()
-            }
-            draw_histories(axis, runs, "held_out", colours)
-            level = tools.latents[d].floors["gaussian nll"]
-            axis.axhline(level, color="k", lw=0.8, ls=":", label="Gaussian")
-            axis.set_ylim(top=2 * level)
-            axis.set(xlabel="Iteration", title=f"d = {d}")
-        axes[0, 0].set_ylabel("Held-out negative log likelihood")
-        handles, texts = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, texts, loc="outside lower center", ncols=len(texts))
-    return figure
 
 
 def attention(tools: Tools, enough: float) -> Figure:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from _rwpo import learning_curves
 
 from wflow.study.networks import Results
 
@@ -27,26 +28,18 @@ COLOURS = {
 
 def curves(problems: Mapping[str, Results]) -> Figure:
     """Held-out negative log likelihood over the training, one panel for each problem."""
-    from wflow.plots.figure import PAGE, grid, style
-    from wflow.plots.networks import draw_histories
-
     shown = [model for model in COLOURS if model not in ("printed-kl", "supervised")]
-    with style():
-        figure, axes = grid(1, len(problems), PAGE, 2.8)
-        handles: dict[str, Any] = {}
-        for axis, (problem, results) in zip(axes.flat, problems.items(), strict=True):
-            drawn = {model: results.histories.get(model, []) for model in shown}
-            draw_histories(axis, drawn, "validation", COLOURS)
-            handles |= {line.get_label(): line for line in axis.lines}
-            values = [run["validation"].values for runs in drawn.values() for run in runs]
-            least = min((float(np.nanmin(v)) for v in values), default=np.inf)
-            most = max((float(np.nanmax(v[:1])) for v in values), default=-np.inf)
-            if np.isfinite(least) and np.isfinite(most):
-                axis.set_ylim(least - 0.05 * (most - least), most + 0.3 * (most - least))
-            axis.set_title(problem)
-            axis.set_xlabel("Iteration")
-            axis.set_ylabel("Held-out NLL")
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6)
+    panels = {
+        problem: {model: results.histories.get(model, []) for model in shown}
+        for problem, results in problems.items()
+    }
+    figure = learning_curves(panels, "validation", "Held-out NLL", COLOURS)
+    for axis, drawn in zip(figure.axes, panels.values(), strict=False):
+        values = [run["validation"].values for runs in drawn.values() for run in runs]
+        least = min((float(np.nanmin(v)) for v in values), default=np.inf)
+        most = max((float(np.nanmax(v[:1])) for v in values), default=-np.inf)
+        if np.isfinite(least) and np.isfinite(most):
+            axis.set_ylim(least - 0.05 * (most - least), most + 0.3 * (most - least))
     return figure
 
 

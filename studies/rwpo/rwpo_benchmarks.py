@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import tyro
-from _rwpo import check_names, check_rates, config, make_flow
+from _rwpo import FlowFlags, check_names, config, make_flow
 from _rwpo_benchmarks import CELLS, HALF, POINTS, figures, report, title
 
 from wflow import InputError, nets, sampling, study
@@ -68,7 +68,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RwpoBenchmarks(networks.NetFlags):
+class RwpoBenchmarks(FlowFlags):
     """Flags of this study."""
 
     indifferent: ClassVar[frozenset[str]] = frozenset({"targets"})
@@ -89,28 +89,12 @@ class RwpoBenchmarks(networks.NetFlags):
     """Densities, of wflow.nets.data.planar."""
     eq16_targets: tuple[str, ...] = PAPER
     """Those of them on which flows are trained with the weights of eq. 16 as well."""
-    seeds: study.Count = 5
-    """Number of training runs of each model, with seeds 0, 1, ..."""
-    steps: networks.Steps = 48
-    """Steps n_t of the flows."""
-    width: study.Count = 48
-    """Width of the potential."""
-    iterations: study.Count = 6001
-    """Optimiser steps of the comparison."""
-    batch: study.Count = 4096
-    """Points of a batch."""
-    rates: tuple[study.Positive, study.Positive] = (1e-2, 1e-6)
-    """Learning rates at the beginning and at the end."""
     start: study.Positive = 0.05
     """Initial output weights of the potential: near the identity."""
-    alpha: tuple[study.Nonnegative, study.Nonnegative, study.Nonnegative] = (1.0, 0.01, 0.1)
-    """Weights of likelihood, transport and HJB penalty."""
     points: study.Count = 10_000
     """Points of a test set."""
     curve: study.Count = 2000
     """Points of an evaluation in training."""
-    evaluations: study.Count = 20
-    """Evaluations in a training."""
     trial_targets: tuple[str, ...] = ("moons", "checkerboard")
     """Densities of the trials."""
     trial_iterations: study.Count = 2000
@@ -128,7 +112,6 @@ class RwpoBenchmarks(networks.NetFlags):
         for name in ("targets", "eq16_targets", "trial_targets"):
             check_names(getattr(self, name), TARGETS, f"--{name.replace('_', '-')}")
         check_names(self.variants, VARIANTS, "--variants")
-        check_rates(self.rates)
 
 
 # Flows and their trainings

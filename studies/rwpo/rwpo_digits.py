@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from _rwpo import check_rates, config, make_flow
+from _rwpo import FlowFlags, config, make_flow
 from _rwpo_digits import figures
 
 from wflow import nets, sampling, study
@@ -60,11 +60,14 @@ SPARSE = {"corrected": "the corrected sparse flow", "late layer": "one late laye
 
 
 @dataclass(frozen=True, kw_only=True)
-class RwpoDigits(networks.NetFlags):
+class RwpoDigits(FlowFlags):
     """Flags of this study."""
 
     presets: ClassVar = {
-        "paper": {},
+        "paper": {
+            "width": 128, "iterations": 12_001, "batch": 1024, "rates": (1e-3, 1e-6),
+            "alpha": (1.0, 1.0, 5.0), "evaluations": 40,
+        },
         "cpu": {
             "dims": (16, 64), "epochs": 6, "seeds": 3, "steps": 8, "width": 64, "iterations": 500,
             "batch": 128, "tokens": 64, "rates": (2e-2, 1e-4), "alpha": (1.0, 1 / 80, 0.1),
@@ -73,7 +76,7 @@ class RwpoDigits(networks.NetFlags):
         "smoke": {
             "dataset": "digits", "dims": (3, 5), "hidden": 16, "epochs": 6, "seeds": 2, "steps": 2,
             "width": 8, "iterations": 4, "batch": 32, "tokens": 32, "rates": (1e-2, 1e-3),
-            "samples": 40, "evaluations": 2,
+            "alpha": (1.0, 1.0, 5.0), "samples": 40, "evaluations": 2,
         },
     }  # fmt: skip
     dataset: Literal["mnist", "digits"] = "mnist"
@@ -84,35 +87,18 @@ class RwpoDigits(networks.NetFlags):
     """Width of the autoencoders."""
     epochs: study.Count = 20
     """Epochs of the autoencoders and the classifier."""
-    seeds: study.Count = 5
-    """Number of training runs of each flow, with seeds 0, 1, ..."""
-    steps: networks.Steps = 48
-    """Steps of the flows, of four stages each, and of one in the printed algorithm."""
-    width: study.Count = 128
-    """Width of the potential."""
-    iterations: study.Count = 12_001
-    """Training iterations of each flow."""
-    batch: study.Count = 1024
-    """Latent vectors in a batch."""
     tokens: study.Count = 512
     """Tokens of an independent context, beside the batch."""
-    rates: tuple[study.Positive, study.Positive] = (1e-3, 1e-6)
-    """Learning rates at the beginning and at the end."""
     lam: study.Nonnegative = 2.0
     """Weight lambda of the L1 prior, where training begins."""
-    alpha: tuple[study.Nonnegative, study.Nonnegative, study.Nonnegative] = (1.0, 1.0, 5.0)
-    """Weights of likelihood, transport and HJB penalty."""
     samples: study.Count = 10_000
     """Pictures of each Fréchet distance."""
-    evaluations: study.Count = 40
-    """Evaluations in a training."""
     out: study.Folder = Path("results/rwpo_digits")
     """Folder for checkpoints, metrics, summary and figures."""
 
     def check(self) -> None:
         super().check()
         study.distinct(self.dims, "--dims", 1)
-        check_rates(self.rates)
 
 
 # Autoencoders and the classifier
@@ -156,27 +142,24 @@ class Tools:
     def side(self) -> int:
         return int(self.images.train_images.shape[1])
 
-    def features(self, pictures: Tensor) -> np.ndarray:
-        """Features of pictures (n, pixels): what the last layer of the classifier sees."""
-        return self._seen(pictures, slice(0, -1)).double().cpu().numpy()
+    def seen(self, pictures: Tensor, layers: int | None = None) -> Tensor:
+        """Output of the classifier, or of its first layers, for pictures (n, pixels)."""
+        import torch
 
-    def confidence(self, pictures: Tensor) -> float:
-        """Mean over pictures of the largest probability of a class."""
-        return float(self._seen(pictures, slice(None)).softmax(1).amax(1).mean())
+        assert self.classifier is not None
+        images = pictures.float().reshape(-1, 1, self.side, self.side)
+        with torch.no_grad():
+            return torch.cat([self.classifier[:layers](part) for part in images.split(1000)])
+
+    def features(self, pictures: Tensor) -> np.ndarray:
+        """What the last layer of the classifier sees of pictures (n, pixels)."""
+        return self.seen(pictures, -1).double().cpu().numpy()
 
     def frechet(self, pictures: Tensor) -> float:
         """Distance of pictures to all held-out digits; NaN where a picture is not finite."""
         if not bool(pictures.isfinite().all()):
             return float("nan")
         return float(sampling.frechet(self.features(pictures), self.held_out))
-
-    def _seen(self, pictures: Tensor, layers: slice) -> Tensor:
-        import torch
-
-        assert self.classifier is not None
-        images = pictures.float().reshape(-1, 1, self.side, self.side)
-        with torch.no_grad():
-            return torch.cat([self.classifier[layers](part) for part in images.split(1000)])
 
 
 def classifier(side: int) -> torch.nn.Sequential:
@@ -239,10 +222,8 @@ def prepare(flags: RwpoDigits) -> Tools:
         with torch.no_grad():
             if kind == "classifier":
                 tools.classifier = model
-                found = torch.cat(
-                    [model(part).argmax(1) for part in test.reshape(shape).split(1000)]
-                )
-                tools.accuracy = float((found.cpu() == images.test_labels).double().mean())
+                right = tools.seen(test).argmax(1).cpu() == images.test_labels
+                tools.accuracy = float(right.double().mean())
                 tools.held_out = tools.features(test)
             elif kind == "rectified":
                 tools.zeros = float((model.encode(test) == 0).double().mean())
@@ -460,7 +441,7 @@ def measure(flags: RwpoDigits, tools: Tools, name: Name, training: Trained, seed
         record["frechet"] = tools.frechet(pictures)
         between = interpolated(flow, tools, latents)
         if bool(between.isfinite().all()):
-            record["confidence"] = tools.confidence(between)
+            record["confidence"] = float(tools.seen(between).softmax(1).amax(1).mean())
         if hasattr(flow, "ess"):
             sizes = flow.ess(test[:PART]).median(1).values
             record["ess"] = float(sizes[-1])

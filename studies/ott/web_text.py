@@ -159,7 +159,7 @@ def prepare(flags: WebText, folder: Path, file: Path) -> None:
             [DataFile(f"wikitext-2/{name}", sha256) for name, sha256 in _WIKITEXT.items()],
             flags.data,
         )
-        text, begins, share = b"".join(parts.contents).decode(), HEADING, 0.1
+        text, begins, share = b"".join(parts).decode(), HEADING, 0.1
         pairs = fewer_pairs(*gpt2_pairs(flags.data), flags.vocabulary)
     file.write_text(text, encoding="utf-8")
     there = (folder / INDEX).exists() and not flags.overwrite

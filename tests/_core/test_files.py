@@ -1,6 +1,5 @@
 """Atomic replacement of files, drafts of killed processes, and kernel locks."""
 
-import io
 import os
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import pytest
 from wflow import InputError
 from wflow._core import memory
 from wflow._core.files import (
-    Unpacked,
     check_zip,
     draft_of,
     opened,
@@ -100,19 +98,6 @@ def test_only_regular_files_are_opened(tmp_path):
             opened(path, "words"),
         ):
             pass
-
-
-def test_a_stream_is_read_whole_and_never_beyond_what_its_file_may_hold():
-    data = bytes(range(256)) * 40
-    stream = Unpacked(io.BytesIO(data), "a.gz", 10)
-    assert stream.read() == data and stream.read(5) == b""
-    assert stream.seek(300) == 300 and stream.read(2) == data[300:302]
-    stream.left = 100
-    assert len(stream.read(60)) == 60
-    with pytest.raises(InputError, match=r"a\.gz"):
-        stream.read(60)
-    with pytest.raises(InputError, match=r"a\.gz"):
-        stream.seek(10**9)
 
 
 def test_an_archive_stores_the_bytes_that_it_claims(tmp_path):

@@ -326,12 +326,11 @@ def stop_at_runs(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
         monkeypatch.setattr(wflow.sampling, sampler, begins)
     if "torch" in sys.modules:
         from wflow.nets import data, train
-        from wflow.nets.data import archives, download
+        from wflow.nets.data import download
 
         monkeypatch.setattr(train, "train", begins)
         monkeypatch.setattr(data, "prepare_text", begins)
-        for part in (archives, download):
-            monkeypatch.setattr(part, "download", offline)
+        monkeypatch.setattr(download, "download", offline)
 
 
 def test_wrong_words_of_the_command_wflow_are_a_message(

@@ -29,7 +29,7 @@ from wflow.nets import (  # noqa: E402
     particles,
     train,
 )
-from wflow.nets.data import archives, download  # noqa: E402
+from wflow.nets.data import download  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -157,8 +157,7 @@ def offline(*given):
 def test_calls_with_wrong_arguments_work_or_raise_a_wflow_error(cases, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for those that name a file
     monkeypatch.delenv("WFLOW_DATA", raising=False)
-    for module in (download, archives):
-        monkeypatch.setattr(module, "download", offline)
+    monkeypatch.setattr(download, "download", offline)
     rng = random.Random(2024)
     names = list(ARGUMENTS)
     rng.shuffle(names)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import struct
 import sys
 import threading
@@ -19,10 +20,10 @@ import torch
 from archives import fill
 
 from wflow import InputError
-from wflow._core import memory
 from wflow.nets import data
 from wflow.nets.data import datasets, download, tokenize
-from wflow.nets.data.download import TYPES, DataFile, parse_idx
+from wflow.nets.data.datasets import TYPES, parse_idx
+from wflow.nets.data.download import DataFile
 
 pytestmark = pytest.mark.usefixtures("nothing_at_hand")
 
@@ -65,50 +66,23 @@ def test_idx_reads_numbers_with_the_highest_byte_first():
     assert parse_idx(content, "two").tolist() == [0x0102, -2]
 
 
-IMAGES = idx(RNG.integers(0, 256, (4, 5, 6)).astype(np.uint8))
-
-
-@pytest.mark.parametrize(
-    ("content", "match"),
-    [
-        (b"", "begins"),
-        (b"\x89PNG\r\n\x1a\n", "begins"),
-        (IMAGES[:2] + b"\x0a" + IMAGES[3:], "element type 0x0a"),
-        (IMAGES[:3] + b"\0" + IMAGES[4:], "has 0 dimensions; expected 3"),
-        (idx(np.zeros(4, np.uint8)), "has 1 dimensions; expected 3"),
-        (IMAGES[:11], "header"),
-        (IMAGES[:-1], "119"),
-        (IMAGES + b"\0", "more follow"),
-        (IMAGES[:4] + b"\xff" * 12 + IMAGES[16:], "only 120 follow"),
-        (bytes([0, 0, 8, 3]) + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1), "no array can"),
-        (gzip.compress(IMAGES)[:-12], "gzip"),
-        (gzip.compress(IMAGES)[:-6] + b"\0" * 6, "gzip"),
-        (gzip.compress(IMAGES)[:20] + b"\xff" * 20, "gzip"),
-        (gzip.compress(IMAGES) + b"garbage", "gzip"),
-        (gzip.compress(IMAGES[:-1]), "only 119 follow"),
-        (gzip.compress(IMAGES + b"\0"), "more follow"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",  # gzip writes the time: no fit name
-)
-def test_damaged_idx_is_refused_by_name(tmp_path, content, match):
-    path = tmp_path / "images.idx"
-    path.write_bytes(content)
-    with refused(match) as caught:
-        data.read_idx(path, dims=3)
-    assert str(path) in str(caught.value)
-
-
-def test_idx_says_that_a_file_is_missing(tmp_path):
+def test_damaged_and_foreign_idx_files_are_refused_by_name(tmp_path):
+    images, path = idx(RNG.integers(0, 256, (4, 5, 6)).astype(np.uint8)), tmp_path / "images"
+    huge = struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1)  # no array has these sizes
+    plain = [b"", b"\x89PNG\r\n\x1a\n", images[:2] + b"\x0a" + images[3:], images[:11]]
+    plain += [images[:3] + b"\0" + images[4:], idx(np.zeros(4, np.uint8)), images[:-1]]
+    plain += [images + b"\0", images[:4] + b"\xff" * 12 + images[16:], images[:4] + huge]
+    packed = gzip.compress(images)
+    broken = [packed[:-12], packed[:-6] + bytes(6), packed[:20] + b"\xff" * 20, packed + b"?"]
+    for content in (*plain, *map(gzip.compress, plain), *broken):
+        path.write_bytes(content)
+        with refused(re.escape(str(path))):
+            data.read_idx(path, dims=3)
     with refused("none.idx"):
         data.read_idx(tmp_path / "none.idx")
 
 
 # MNIST, from small files in the published format
-
-
-def digits_like(n: int) -> tuple[bytes, bytes]:
-    images = RNG.integers(0, 256, (n, 28, 28)).astype(np.uint8)
-    return idx(images), idx((np.arange(n) % 10).astype(np.uint8))
 
 
 def expect(monkeypatch, name: str, contents: dict[str, bytes]) -> None:
@@ -126,120 +100,79 @@ def published(monkeypatch) -> dict[str, bytes]:
     """Contents of all four files by name: 60 and 30 digits."""
     contents = {}
     for names, n in (("_TRAIN", 60), ("_TEST", 30)):
-        files = dict(zip([f.name for f in getattr(datasets, names)], digits_like(n), strict=True))
-        expect(monkeypatch, names, files)
-        contents |= files
+        images, labels = (file.name for file in getattr(datasets, names))
+        contents[images] = idx(RNG.integers(0, 256, (n, 28, 28)).astype(np.uint8))
+        contents[labels] = idx((np.arange(n) % 10).astype(np.uint8))
+        expect(monkeypatch, names, contents)
     return contents
 
 
-def gzipped(contents: dict[str, bytes], level: int = 9) -> dict[str, bytes]:
+def gzipped(contents: dict[str, bytes], level: int = 1) -> dict[str, bytes]:
     return {f"{name}.gz": gzip.compress(data, level) for name, data in contents.items()}
 
 
-def test_mnist_holds_the_digits_of_its_files(tmp_path, published):
-    fill(tmp_path / "mnist", published)
-    images = data.mnist(folder=tmp_path)
-    assert images.train_images.shape == (60, 28, 28) and images.test_images.shape == (30, 28, 28)
-    assert images.train_images.dtype == images.test_labels.dtype == torch.uint8
-    expected = parse_idx(published["train-images-idx3-ubyte"], "images")
-    assert np.array_equal(images.train_images.numpy(), expected)
-    assert images.train_labels.tolist() == [k % 10 for k in range(60)]
-    assert (images.mean, images.std, images.classes) == (0.1307, 0.3081, 10)
-    assert images.source == "MNIST: 60 training digits, 30 test digits"
-
-
-@pytest.mark.parametrize("compress", [dict, gzipped, functools.partial(gzipped, level=1)])
-@pytest.mark.parametrize("place", [".", "mnist", "MNIST/raw", "raw"])
-def test_mnist_is_read_from_every_mirror_and_from_the_folder_of_torchvision(
-    tmp_path, published, compress, place
+def test_mnist_holds_the_digits_of_its_files_and_a_part_of_them_in_the_fixed_order(
+    tmp_path, published
 ):
-    contents = compress(published)
-    fill(tmp_path / place, contents)
-    assert len(data.mnist(folder=tmp_path).train_images) == 60
-    fill(tmp_path / "dots", {k.replace("-idx", ".idx"): v for k, v in contents.items()})
-    assert len(data.mnist(folder=tmp_path / "dots").train_images) == 60
-
-
-def test_a_part_of_the_digits_is_taken_in_the_fixed_order(tmp_path, published):
-    fill(tmp_path, published)
+    fill(tmp_path / "mnist", published)
     whole, part = data.mnist(folder=tmp_path), data.mnist(folder=tmp_path, digits=25)
+    assert whole.train_images.shape == (60, 28, 28) and whole.test_images.shape == (30, 28, 28)
+    assert whole.train_images.dtype == whole.test_labels.dtype == torch.uint8
+    expected = parse_idx(published["train-images-idx3-ubyte"], "images")
+    assert np.array_equal(whole.train_images.numpy(), expected)
+    assert whole.train_labels.tolist() == [k % 10 for k in range(60)]
+    assert (whole.mean, whole.std, whole.classes) == (0.1307, 0.3081, 10)
+    assert whole.source == "MNIST: 60 training digits, 30 test digits"
     rows = datasets.mnist_order(whole.train_labels.numpy())
-    assert sorted(rows) == list(range(60)) and not np.array_equal(rows, np.sort(rows))
     assert torch.equal(part.train_images, whole.train_images[rows[:25]])
     assert torch.equal(part.train_labels, whole.train_labels[rows[:25]])
     assert torch.equal(part.test_images, whole.test_images)
     assert part.source == "MNIST: 25 of the 60 training digits, 30 test digits"
-    with refused("digits"):
-        data.mnist(folder=tmp_path, digits=61)
-    with refused("digits is 0"):
-        data.mnist(folder=tmp_path, digits=0)
+    for wrong in (0, 61):
+        with refused(f"digits is {wrong}"):
+            data.mnist(folder=tmp_path, digits=wrong)
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 9, 1000])
-def test_the_order_is_a_shuffle_by_numpy_of_the_digits_sorted_by_label(n):
-    labels = RNG.integers(0, 10, n).astype(np.uint8)
-    shuffle = np.random.default_rng(0).permutation(n)  # its bits are fixed, its method is not
-    expected = np.argsort(labels, kind="stable")[shuffle]
-    assert np.array_equal(datasets.mnist_order(labels), expected)
+@pytest.mark.parametrize("place", [".", "mnist", "MNIST/raw", "raw"])
+def test_mnist_is_read_from_every_mirror_and_from_the_folder_of_torchvision(
+    tmp_path, published, place
+):
+    for number, contents in enumerate((published, gzipped(published), gzipped(published, 9))):
+        dotted = {name.replace("-idx", ".idx"): part for name, part in contents.items()}
+        for folder, files in ((place, contents), ("dots", dotted)):
+            found = fill(tmp_path / f"{number}" / folder, files)
+            found = found if folder == "dots" else tmp_path / f"{number}"
+            assert len(data.mnist(folder=found).train_images) == 60
 
 
-def test_the_order_leaves_what_comes_after_ten_thousand_digits_in_its_place():
+def test_the_order_is_a_shuffle_by_numpy_of_the_first_digits_sorted_by_label():
+    for n in (0, 1, 2, 9, 1000):
+        labels = RNG.integers(0, 10, n).astype(np.uint8)
+        shuffle = np.random.default_rng(0).permutation(n)  # its bits are fixed, its method is not
+        expected = np.argsort(labels, kind="stable")[shuffle]
+        assert np.array_equal(datasets.mnist_order(labels), expected)
     rows = datasets.mnist_order(np.zeros(10_050, np.uint8))
     assert sorted(rows[:10_000]) == list(range(10_000))
     assert rows[10_000:].tolist() == list(range(10_000, 10_050))
     assert rows[:5].tolist() == [3577, 8925, 1634, 485, 4753]
 
 
-def test_mnist_looks_in_the_folder_then_the_variable_then_the_cache(
+def test_files_are_looked_for_in_the_folder_then_the_variable_then_the_cache(
     tmp_path, published, monkeypatch
 ):
-    cache = fill(tmp_path / "cache" / "mnist", published).parent
-    named = fill(tmp_path / "named", published)
-    given = fill(tmp_path / "given", published)
-    seen: list[Path] = []
-    read = download.checked
-    monkeypatch.setattr(
-        download, "checked", lambda path, digest: (seen.append(path), read(path, digest))[1]
-    )
+    cache = fill(tmp_path / "cache" / "mnist", published)
+    named, given = (fill(tmp_path / name, published) for name in ("named", "given"))
 
-    def used(**keywords) -> Path:
-        seen.clear()
-        data.mnist(**keywords)
-        return next(p for p in (cache, named, given) if seen[0].is_relative_to(p))
+    def used(folder=None) -> Path:
+        return download.locate("MNIST", datasets._TEST, folder)[0].parent
 
     assert used() == cache
     monkeypatch.setenv("WFLOW_DATA", str(named))
-    assert used() == named
-    assert used(folder=given) == given
+    assert used() == named and used(given) == used(str(given)) == given
     (named / "t10k-labels-idx1-ubyte").unlink()  # a folder that lacks a file is passed over
     assert used() == cache
-    assert used(folder=str(given)) == given
-    with refused("MNIST"):
+    with refused("MNIST.*WFLOW_DATA"):
         data.mnist(folder=named)
-
-
-@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_a_corrupt_file_is_refused_with_both_checksums_and_left_alone(
-    tmp_path, published, compress
-):
-    name = "t10k-labels-idx1-ubyte"
-    wrong = published[name][:-1] + b"?"
-    folder = fill(tmp_path, published | {name: compress(wrong)})
-    found, expected = sha(wrong), sha(published[name])
-    with refused(f"{name}: the SHA-256 of its contents is {found}, expected {expected}"):
-        data.mnist(folder=folder)
-    assert (folder / name).read_bytes() == compress(wrong)
-
-
-def test_a_corrupt_file_is_not_passed_over_for_a_good_one(tmp_path, published, monkeypatch):
-    fill(tmp_path / "cache", published)
-    named = fill(tmp_path / "named", published | {"train-labels-idx1-ubyte": b"other"})
-    monkeypatch.setenv("WFLOW_DATA", str(named))
-    with refused("SHA-256"):
-        data.mnist()
-
-
-def test_a_folder_that_is_missing_is_named(tmp_path, monkeypatch):
     with refused("nowhere"):
         data.mnist(folder=tmp_path / "nowhere")
     monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "gone"))
@@ -247,23 +180,20 @@ def test_a_folder_that_is_missing_is_named(tmp_path, monkeypatch):
         data.mnist()
 
 
-@pytest.mark.parametrize(
-    ("images", "labels", "match"),
-    [
-        (np.zeros((30, 28, 28), np.uint8), np.zeros(29, np.uint8), "holds 30 images, .* 29 labels"),
-        (np.zeros((30, 28, 28), np.uint8), np.full(30, 11, np.uint8), "holds the label 11"),
-        (np.zeros((30, 28, 28), np.int16), np.zeros(30, np.uint8), "hold int16, uint8"),
-        (np.zeros((30, 784), np.uint8), np.zeros(30, np.uint8), "has 2 dimensions; expected 3"),
-    ],
-)
-def test_mnist_files_that_do_not_fit_together_are_refused(
-    tmp_path, published, monkeypatch, images, labels, match
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_corrupt_file_is_refused_with_both_checksums_left_alone_and_not_passed_over(
+    tmp_path, published, compress, monkeypatch
 ):
-    names = [file.name for file in datasets._TEST]
-    other = dict(zip(names, map(idx, (images, labels)), strict=True))
-    expect(monkeypatch, "_TEST", other)
-    with refused(match):
-        data.mnist(folder=fill(tmp_path, published | other))
+    fill(tmp_path / "cache", published)
+    name = "t10k-labels-idx1-ubyte"
+    wrong = published[name][:-1] + b"?"
+    folder = fill(tmp_path / "named", published | {name: compress(wrong)})
+    monkeypatch.setenv("WFLOW_DATA", str(folder))
+    found, expected = sha(wrong), sha(published[name])
+    for given in (folder, None):
+        with refused(f"{name}: the SHA-256 of its contents is {found}, expected {expected}"):
+            data.mnist(folder=given)
+    assert (folder / name).read_bytes() == compress(wrong)
 
 
 # Downloads, from a server on this machine
@@ -272,6 +202,7 @@ def test_mnist_files_that_do_not_fit_together_are_refused(
 @pytest.fixture
 def server(tmp_path):
     """A folder and the address under which this machine serves it."""
+    pytest.importorskip("pooch")
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *args) -> None:
@@ -289,49 +220,37 @@ def server(tmp_path):
     thread.join()
 
 
-def test_a_download_is_checked_kept_and_not_made_twice(tmp_path, server):
-    pytest.importorskip("pooch")
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_download_is_checked_kept_and_not_made_twice(tmp_path, server, packed):
     folder, address = server
-    (folder / "file.txt").write_bytes(b"content")
-    missing, right = address + "elsewhere.txt", address + "file.txt"
-    file = DataFile("set/file.txt", sha(b"content"), (missing, right))
-    found = download.obtain("the set", [file])
-    kept = tmp_path / "cache" / "set" / "file.txt"
-    assert found.contents == (b"content",) and found.paths == (kept,)
-    (folder / "file.txt").unlink()
-    assert download.obtain("the set", [file]).contents == (b"content",)
+    content = gzip.compress(b"content")
+    (folder / "file.gz").write_bytes(content)
+    addresses = address + "elsewhere.gz", address + "file.gz"
+    path = "set/file.gz" if packed else "set/file"  # the checksum of the file, or its contents
+    file = DataFile(path, sha(content if packed else b"content"), addresses, packed=packed)
+    kept = tmp_path / "cache" / "set" / "file.gz"
+    assert download.locate("the set", [file]) == [kept] and kept.read_bytes() == content
+    assert len(list(kept.parent.iterdir())) == 1  # and no draft
+    (folder / "file.gz").unlink()
+    assert download.locate("the set", [file]) == [kept]
     kept.write_bytes(b"damaged")  # a cache is a folder like another: refused, not replaced
     with refused("SHA-256"):
         download.obtain("the set", [file])
-    with refused("SHA-256"):
-        download.checked(download.download(file), file.sha256)
     assert kept.read_bytes() == b"damaged"
 
 
-def test_a_download_with_another_checksum_names_both_and_keeps_nothing(tmp_path, server):
-    pytest.importorskip("pooch")
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_download_with_another_checksum_names_both_and_keeps_nothing(tmp_path, server, packed):
     folder, address = server
     (folder / "file.txt").write_bytes(b"something else")
-    file = DataFile("set/file.txt", sha(b"content"), (address + "file.txt",))
+    file = DataFile("set/file.txt", sha(b"content"), (address + "file.txt",), packed=packed)
     with refused("file.txt") as caught:
         download.obtain("the set", [file])
     assert sha(b"content") in str(caught.value) and sha(b"something else") in str(caught.value)
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
-def test_a_download_that_memory_has_no_room_for_is_not_read(server, monkeypatch):
-    pytest.importorskip("pooch")
-    folder, address = server
-    (folder / "file.txt").write_bytes(b"content")
-    file = DataFile("set/file.txt", sha(b"content"), (address + "file.txt",))
-    monkeypatch.setattr(memory, "SMALL", 0)
-    monkeypatch.setattr(memory, "free_memory", lambda: 3)
-    with refused("file.txt"):
-        download.download(file)
-
-
 def test_a_download_that_fails_names_every_address_and_the_alternative(server):
-    pytest.importorskip("pooch")
     _, address = server
     file = DataFile("set/file.txt", sha(b""), (address + "a", "http://127.0.0.1:9/b"))
     other = DataFile("set/other", sha(b""), (address + "c",))
@@ -339,17 +258,13 @@ def test_a_download_that_fails_names_every_address_and_the_alternative(server):
     with refused(advice) as caught:
         download.obtain("the set", [file, other])
     assert address + "a" in str(caught.value) and "http://127.0.0.1:9/b" in str(caught.value)
-    with refused("downloaded"):
+    with refused("set/file.txt.*WFLOW_DATA"):
         download.obtain("the set", [DataFile("set/file.txt", sha(b""))])
 
 
-@pytest.mark.parametrize("level", [1, 9])
-def test_mnist_is_downloaded_where_it_is_nowhere_at_hand(
-    published, server, monkeypatch, tmp_path, level
-):
-    pytest.importorskip("pooch")
+def test_mnist_is_downloaded_where_it_is_nowhere_at_hand(published, server, monkeypatch, tmp_path):
     folder, address = server
-    fill(folder, gzipped(published, level))
+    fill(folder, gzipped(published))
     for name in ("_TRAIN", "_TEST"):
         files = getattr(datasets, name)
         ends = [(a, f"{f.name}.gz") for f in files for a in f.addresses]
@@ -359,23 +274,21 @@ def test_mnist_is_downloaded_where_it_is_nowhere_at_hand(
     assert len(data.mnist().train_images) == 60
     kept = sorted(path.name for path in (tmp_path / "cache" / "mnist").iterdir())
     assert kept == sorted(gzipped(published))  # as they came, and no drafts
-    monkeypatch.setattr(download, "_fetch", None)
-    assert len(data.mnist().train_images) == 60  # from the cache
 
 
 @pytest.mark.parametrize(
-    ("package", "load", "said"),
+    ("package", "load"),
     [
-        ("pooch", data.mnist, "pooch"),
-        ("sklearn.datasets", data.digits, "package"),
-        ("tokenizers", lambda: data.BytePairs(b"{}", b""), "tokenizers"),
+        ("pooch", data.mnist),
+        ("sklearn.datasets", data.digits),
+        ("tokenizers", lambda: data.BytePairs(b"{}", b"")),
     ],
 )
-def test_a_package_that_is_missing_is_named(monkeypatch, package, load, said):
+def test_a_package_that_is_missing_is_named(monkeypatch, package, load):
     monkeypatch.undo()  # the real cache_folder, which needs pooch
     monkeypatch.delenv("WFLOW_DATA", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    with refused(said):
+    with refused(package.partition(".")[0]):
         load()
 
 
@@ -501,24 +414,15 @@ def test_a_compact_text_has_the_vocabulary_of_the_tokens_that_occur():
     assert found.encode("").tolist() == [] and found.decode([]) == ""
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"encoder.json": b"not json"}, "GPT-2"),
-        ({"encoder.json": b"[1, 2]"}, "not numbered"),
-        ({"encoder.json": b"[1, 2]" + b" " * 2**24}, r"encoder\.json"),
-        ({"encoder.json": b'{"a": 1, "b": 1}'}, "not numbered"),
-        ({"encoder.json": b'{"a": [0]}'}, "not numbered"),
-        ({"encoder.json": b'{"a": 0, "b": 1}'}, "254 of the 256 bytes"),
-        ({"vocab.bpe": b"b a"}, "'b a'"),
-        ({"vocab.bpe": b"t h e"}, "'t h e' is no pair"),
-        ({"vocab.bpe": b"\xff"}, "utf-8"),
-    ],
-)
-def test_byte_pair_files_of_another_form_are_refused(changes, match):
-    files = byte_pair_files() | changes
-    with refused(match):
-        data.BytePairs(files["encoder.json"], files["vocab.bpe"])
+def test_byte_pair_files_of_another_form_are_refused():
+    files = byte_pair_files()
+    encoders = [b"not json", b"[1, 2]", b'{"a": 1, "b": 1}', b'{"a": [0]}', b'{"a": 0, "b": 1}']
+    merges = [b"b a", b"t h e", b"\xff"]
+    for pair in [(encoder, files["vocab.bpe"]) for encoder in encoders] + [
+        (files["encoder.json"], lines) for lines in merges
+    ]:
+        with refused(r"encoder\.json"):
+            data.BytePairs(*pair)
 
 
 PLAY = "First Citizen:\nthe abab, before we proceed.\n\nAll:\nSpeak, speak the word.\n" * 4
@@ -541,6 +445,8 @@ def test_shakespeare_holds_back_the_last_tenth(play):
     assert text.vocabulary == len(set(PLAY)) and text.train.dtype == torch.int64
     assert torch.equal(text.encode(PLAY[:cut]), text.train)
     assert f"{cut} training" in text.source and "characters" in text.source
+    with refused("'words'"):
+        data.shakespeare(tokens="words", folder=play)
 
 
 def test_shakespeare_as_byte_pairs(play, monkeypatch):
@@ -553,14 +459,6 @@ def test_shakespeare_as_byte_pairs(play, monkeypatch):
     cut = 9 * len(PLAY) // 10
     assert text.decode(text.train) == PLAY[:cut] and text.decode(text.test) == PLAY[cut:]
     assert text.vocabulary == 262 and len(text.train) < cut
-
-
-def test_shakespeare_refuses_other_words_and_files(play):
-    with refused("'words'"):
-        data.shakespeare(tokens="words", folder=play)
-    (play / "tinyshakespeare.txt").write_text("to be")
-    with refused("tinyshakespeare.txt"):
-        data.shakespeare(folder=play)
 
 
 # The published files themselves, where WFLOW_DATA names a folder that holds them

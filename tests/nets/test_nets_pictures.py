@@ -3,10 +3,7 @@
 import hashlib
 import io
 import os
-import struct
-import warnings
-import zipfile
-import zlib
+import re
 from pathlib import Path
 
 import numpy as np
@@ -182,20 +179,10 @@ def test_pictures_are_resized_without_regard_to_their_proportions(few, tmp_path,
     assert picture[:, :, :3].max() < 30 and picture[:, :, 5:].min() > 225
 
 
-def bomb() -> bytes:
-    """The header of a picture of 100,000 x 100,000."""
-    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
-    chunk = b"IHDR" + header
-    return (
-        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    )
-
-
 BROKEN = {
     "empty": b"",
     "foreign": b"GIF89a" + bytes(30),
     "cut": encoded((1, 2, 3), (64, 64), "JPEG")[:-200],
-    "bomb": bomb(),
 }
 
 
@@ -206,15 +193,13 @@ def test_pictures_that_cannot_be_read_are_named_counted_and_refused(
     contents = files(TRAIN) | {"train/cat.3.png": BROKEN[fault]}
     del contents["train/dog.8.png"]
     fill(tmp_path, {"train.zip": zipped(contents)})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        match = r"of 20 pictures 1 are missing; 1 cannot be used: train/cat.3.png \(.*1 %"
-        with refused(match) as refusal:
-            data.cats_and_dogs(folder=tmp_path, pixels=8)
-        assert " object at " not in str(refusal.value)
-        monkeypatch.setattr(archives, "LOST", 0.1)
-        with pytest.warns(UserWarning, match=r"cat\.3\.png") as caught:
-            images = data.cats_and_dogs(folder=tmp_path, pixels=8)
+    match = r"of 20 pictures 1 are missing; 1 cannot be used: train/cat.3.png \(.*1 %"
+    with refused(match) as refusal:
+        data.cats_and_dogs(folder=tmp_path, pixels=8)
+    assert " object at " not in str(refusal.value)
+    monkeypatch.setattr(archives, "LOST", 0.1)
+    with pytest.warns(UserWarning, match=r"cat\.3\.png") as caught:
+        images = data.cats_and_dogs(folder=tmp_path, pixels=8)
     assert caught[0].filename == __file__
     assert len(images.train_images) + len(images.test_images) == 18
     keys = [key for half in expected().values() for key in half if key not in ((0, 3), (1, 8))]
@@ -223,52 +208,27 @@ def test_pictures_that_cannot_be_read_are_named_counted_and_refused(
     assert colours == [colour(*key) for key in keys]
 
 
-def test_a_member_that_is_too_large_is_not_taken_into_memory(few, tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "_BYTES", 1000)
-    contents = files(TRAIN) | {"train/cat.3.png": bytes(2000)}
-    fill(tmp_path / "zip", {"train.zip": zipped(contents, zipfile.ZIP_DEFLATED)})
-    fill(tmp_path / "folder", contents)
-    for place in ("zip", "folder"):
-        with refused(r"cat\.3\.png .*000 bytes"):
-            data.cats_and_dogs(folder=tmp_path / place, pixels=8)
-
-
-def flipped(content: bytes) -> bytes:
-    """The archive with a byte of its first picture changed: its CRC no longer fits."""
-    place = content.index(b"IDAT") + 6
-    return content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        (lambda content: content[: len(content) // 2], "archive"),
-        (lambda content: b"", "archive"),
-        (lambda content: b"Rar!" + content[:100], "archive"),
-        (flipped, r"1 cannot be used: train/dog\.9\.png \(Bad CRC-32"),
-        (lambda content: zipped({"readme.txt": b""}), "pictures"),
-        (lambda content: zipped({"cat.10.png": b""}), r"cat\.10\.png"),
-        (lambda content: zipped({"cat.1.png": b"", "a/Cat/1.jpg": b""}), "picture"),
-        (lambda content: zipped({"train.zip": content[:-30]}), "archive"),
-    ],
-    ids=["cut", "empty", "foreign", "CRC", "others", "number", "twice", "inner"],
-)  # fmt: skip
-def test_damaged_archives_are_refused_by_name(few, tmp_path, change, match):
-    fill(tmp_path, {"train.zip": change(zipped(files(TRAIN)))})
-    with refused(match) as caught:
-        data.cats_and_dogs(folder=tmp_path, pixels=8)
-    assert str(tmp_path / "train.zip") in str(caught.value)
+def test_damaged_archives_are_refused_by_name(few, tmp_path):
+    whole = zipped(files(TRAIN))
+    place = whole.index(b"IDAT") + 6  # in the first picture, whose checksum no longer fits
+    flipped = whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :]
+    others = [{"readme.txt": b""}, {"cat.10.png": b""}, {"train.zip": whole[:-30]}]
+    broken = [whole[: len(whole) // 2], b"", b"Rar!" + whole[:100], flipped]
+    for content in (*broken, *map(zipped, others)):
+        fill(tmp_path, {"train.zip": content})
+        with refused(re.escape(str(tmp_path / "train.zip"))):
+            data.cats_and_dogs(folder=tmp_path, pixels=8)
 
 
 def test_a_missing_archive_is_said_with_where_to_get_it(tmp_path):
-    fill(tmp_path / "train", {"other.txt": b""})  # a folder of that name with other things
-    for folder in (tmp_path, None):
-        with refused("WFLOW_DATA"):
-            data.cats_and_dogs(folder=folder)
-    with refused("no such folder"):
-        data.cats_and_dogs(folder=tmp_path / "nothing")
     with refused("pixels"):
         data.cats_and_dogs(folder=tmp_path, pixels=4096)
+    for folder in (tmp_path, None):
+        with refused("kaggle.*WFLOW_DATA"):
+            data.cats_and_dogs(folder=folder)
+    fill(tmp_path / "train", {"other.txt": b""})  # a folder of that name with other things
+    with refused("no pictures"):
+        data.cats_and_dogs(folder=tmp_path)
 
 
 @pytest.mark.skipif(not (DATA / "dogs-vs-cats-96.zip").is_file(), reason="no data folder")

@@ -2,9 +2,9 @@
 
 Only regular files are opened, HDF5 files without locks and with their values stored inside. What
 they hold is read after `check_memory` has compared its size with the free memory, and with the size
-of the file where it is packed: `read_whole`, `read_json`, `Unpacked`, `check_zip`, `array_header`,
-`values_of`. A file is written as a draft beside its name and moved into place, so that a process
-killed at any time leaves the old file or the new one.
+of the file where it is packed: `read_whole`, `read_json`, `check_zip`, `array_header`, `values_of`.
+A file is written as a draft beside its name and moved into place, so that a process killed at any
+time leaves the old file or the new one.
 """
 
 import errno
@@ -177,65 +177,6 @@ def _check_json(size: int, path: Path | str, most: int) -> None:
         raise InputError(f"{path} has {size:,} bytes: expected a JSON document of at most {most:,}")
     # [] has 3 bytes, and takes 64.
     check_memory(32.0 * size, f"{path} ({size:,} bytes)", "is it the right file?")
-
-
-class Unpacked(io.RawIOBase):
-    """An unpacked stream, read only: at most so many bytes in all as the packed file may hold.
-
-    Parameters
-    ----------
-    stream : what unpacks, such as gzip.GzipFile
-    path : the packed file, for messages
-    stored : bytes of the packed file
-    """
-
-    def __init__(self, stream: IO[bytes], path: Path | str, stored: int) -> None:
-        super().__init__()
-        self._stream, self._path, self._stored = stream, path, stored
-        self.left = math.inf  # bytes that may still be read at this place
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._stream.tell()
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place; the bytes on the way are unpacked and dropped."""
-        goal = offset if whence == os.SEEK_SET else self.tell() + offset
-        self._check(goal)
-        return self._stream.seek(goal)
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Read so many bytes; InputError where they are more than may be read."""
-        count = math.inf if size is None or size < 0 else size
-        if count > self.left:
-            raise InputError(
-                f"{self._path}: {count:,} bytes would be read, where at most {self.left:,} are "
-                "expected; it is damaged or hostile: get it again"
-            )
-        if count == math.inf:
-            count = max(0, int(most_unpacked(self._stored)) - self.tell()) + 1
-        data = self._stream.read(int(count))
-        self.left -= len(data)
-        self._check(self.tell())
-        return data
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        data = self.read(len(view))
-        view[: len(data)] = data
-        return len(data)
-
-    def _check(self, place: int) -> None:
-        if place > most_unpacked(self._stored):
-            raise InputError(
-                f"{self._path} unpacks to more than {most_unpacked(self._stored):,.0f} bytes, and "
-                f"has {self._stored:,}; it is damaged or hostile: get it again"
-            )
 
 
 def check_zip(file: IO[bytes], path: Path | str) -> None:

@@ -21,10 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wflow._core.checks import check_choice, whole
+from wflow._core.checks import check_choice, path_of, whole
 from wflow._core.errors import InputError
+from wflow._core.files import opened, read_whole
 from wflow.nets.data.batches import CropBatches, ImageBatches, Purpose, permutation, unit, windows
-from wflow.nets.data.download import DataFile, obtain, parse_idx, read_idx
+from wflow.nets.data.download import DataFile, obtain, unpacked
 from wflow.nets.data.perturb import drop_points, gaussian_noise, replace_tokens, uniform_noise
 from wflow.nets.data.tokenize import BytePairs, Characters, Occurring, Tokenizer
 from wflow.sphere.embeddings import optional_module
@@ -85,6 +86,8 @@ _TEST = (
         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     ),
 )
+# Third byte of the header of an IDX file -> element type, the highest byte first.
+TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _SHUFFLED = 10_000  # training digits at the beginning of the file that `mnist_order` shuffles
 _SHAKESPEARE = DataFile(
     "tinyshakespeare.txt",
@@ -264,13 +267,9 @@ def mnist(*, folder: Folder = None, digits: int | None = None) -> Images:
     torch.Size([10000, 28, 28])
     """
     wanted = None if digits is None else whole(digits, "digits", 1)
-    files = obtain("MNIST", (*_TRAIN, *_TEST), folder)
-    arrays = [
-        parse_idx(data, str(path), dims=dims)
-        for data, path, dims in zip(files.contents, files.paths, (3, 1, 3, 1), strict=True)
-    ]
-    for k in (0, 2):
-        _check_pair(arrays[k], arrays[k + 1], files.paths[k : k + 2])
+    files = (*_TRAIN, *_TEST)
+    contents = obtain("MNIST", files, folder)
+    arrays = [parse_idx(data, file.name) for data, file in zip(contents, files, strict=True)]
     every, test = len(arrays[0]), len(arrays[2])
     which = f"{every:,}"
     if wanted is not None:
@@ -315,16 +314,77 @@ def mnist_order(labels: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.concatenate([head, np.arange(len(head), len(labels))])
 
 
-def _check_pair(images: NDArray[Any], labels: NDArray[Any], paths: tuple[Path, ...]) -> None:
-    """Raise InputError unless these are bytes, and one label of a digit for each image."""
-    if images.dtype != np.uint8 or labels.dtype != np.uint8:
+def read_idx(path: str | os.PathLike[str], *, dims: int | None = None) -> NDArray[Any]:
+    """Read an array from an IDX file, gzip-compressed or not.
+
+    The file holds two zero bytes, one byte for the type of the elements, one byte for the number k
+    of dimensions, k sizes as unsigned 32-bit numbers, then the elements in C order; the highest
+    byte of every number comes first [1]_.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file.
+    dims : int, optional
+        Number of dimensions that is expected; by default any.
+
+    Returns
+    -------
+    ndarray
+        Array of the sizes and the type that the header names, in the byte order of this machine.
+
+    Raises
+    ------
+    InputError
+        For a file that cannot be read, another format, an unknown element type, another number of
+        dimensions, or elements that are too few or too many; the message names the file.
+
+    References
+    ----------
+    .. [1] LeCun, Cortes, Burges, "The MNIST database of handwritten digits" (1998), section "File
+       formats".
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from wflow import nets
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "pair")
+    ...     _ = path.write_bytes(bytes([0, 0, 0x08, 1, 0, 0, 0, 2, 3, 255]))
+    ...     nets.data.read_idx(path).tolist()
+    [3, 255]
+    """
+    dims = None if dims is None else whole(dims, "dims", 1)
+    with opened(path_of(path, "path"), "an IDX file") as file:
+        try:
+            data = read_whole(file, str(path))
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error}); expected an IDX file") from None
+    array = parse_idx(unpacked(data, str(path)), str(path))
+    if dims is not None and array.ndim != dims:
+        raise InputError(f"{path}: has {array.ndim} dimensions; expected {dims}")
+    return array
+
+
+def parse_idx(data: bytes, name: str) -> NDArray[Any]:
+    """Make an array of the uncompressed bytes of an IDX file, which messages call `name`."""
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in TYPES or not data[3]:
         raise InputError(
-            f"{paths[0]}, {paths[1]}: hold {images.dtype}, {labels.dtype}; expected bytes"
+            f"{name}: begins with the bytes {data[:4].hex(' ') or 'of an empty file'}; expected an "
+            "IDX file, which begins with 00 00, the code of a type and a number of dimensions"
         )
-    if len(images) != len(labels):
-        raise InputError(f"{paths[0]} holds {len(images)} images, {paths[1]} {len(labels)} labels")
-    if labels.size and labels.max() > 9:
-        raise InputError(f"{paths[1]}: holds the label {labels.max()}; expected digits 0 to 9")
+    dtype, begin = np.dtype(TYPES[data[2]]), 4 + 4 * data[3]
+    shape = [int.from_bytes(data[k : k + 4], "big") for k in range(4, begin, 4)]
+    try:
+        elements = np.frombuffer(data, dtype, offset=begin)
+        return elements.astype(dtype.newbyteorder("=")).reshape(shape)
+    except ValueError:
+        raise InputError(
+            f"{name}: the header names an array of shape {tuple(shape)}, {dtype.itemsize} bytes "
+            f"each, and {len(data) - begin} bytes follow it; the file is cut off or damaged: get "
+            "it again"
+        ) from None
 
 
 def digits() -> Images:
@@ -414,7 +474,7 @@ def shakespeare(
     65
     """
     check_choice("tokens", tokens, ("characters", "gpt2"))
-    text = obtain("tiny Shakespeare", [_SHAKESPEARE], folder).contents[0].decode("utf-8")
+    text = obtain("tiny Shakespeare", [_SHAKESPEARE], folder)[0].decode("utf-8")
     if tokens == "characters":
         return _text(text, Characters(text), "tiny Shakespeare", "characters")
     return _text(text, BytePairs(*gpt2_pairs(folder)), "tiny Shakespeare", "GPT-2 byte pairs")
@@ -422,7 +482,7 @@ def shakespeare(
 
 def gpt2_pairs(folder: Folder = None) -> tuple[bytes, bytes]:
     """Contents of encoder.json and vocab.bpe of GPT-2; `folder` as for `shakespeare`."""
-    encoder, merges = obtain("the GPT-2 vocabulary", _GPT2, folder).contents
+    encoder, merges = obtain("the GPT-2 vocabulary", _GPT2, folder)
     return encoder, merges
 
 

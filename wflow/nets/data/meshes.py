@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,15 +10,11 @@ from numpy.typing import NDArray
 
 from wflow._core.checks import path_of, reals, whole
 from wflow._core.errors import InputError
-from wflow._core.files import opened
-from wflow._core.memory import check_memory
+from wflow._core.files import opened, read_whole
 from wflow.nets.data.batches import Purpose, bits
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-
-OFF_BYTES = 1 << 29  # bound of one file; the largest of ModelNet40 have some ten MB
-_BYTES = 40  # of memory for each byte of a file: the lines, their words, and the numbers
 
 
 class Mesh(NamedTuple):
@@ -84,93 +79,48 @@ def read_off(path: str | os.PathLike[str]) -> Mesh:
     ...     nets.data.read_off(path).faces.tolist()
     [[0, 1, 2]]
     """
-    return parse_off(_file_bytes(path_of(path, "path")), str(path))
-
-
-def _file_bytes(path: Path) -> bytes:
-    with opened(path, "an OFF file") as file:
+    with opened(path_of(path, "path"), "an OFF file") as file:
         try:
-            data = file.read(OFF_BYTES + 1)
+            return parse_off(read_whole(file, str(path)), str(path))
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error}); expected an OFF file") from None
-    if len(data) > OFF_BYTES:
-        raise InputError(f"{path}: has more than {OFF_BYTES} bytes; expected an OFF file")
-    return data
 
 
 def parse_off(data: bytes, name: str) -> Mesh:
-    """Make a mesh of the bytes of an OFF file: `read_off` for what is in memory already.
-
-    Parameters
-    ----------
-    data : bytes
-        The whole file.
-    name : str
-        What messages call the file.
-
-    Returns
-    -------
-    Mesh
-        As from `read_off`.
-
-    Raises
-    ------
-    InputError
-        As `read_off`.
-    """
+    """Make a mesh of the bytes of an OFF file, which messages call `name`: see `read_off`."""
     if data[:3].upper() != b"OFF":
         begin = repr(data[:8].decode("latin1"))
         raise InputError(
             f"{name}: begins with {begin}; expected an OFF file, which begins with OFF"
         )
-    check_memory(_BYTES * len(data), f"{name} ({len(data):,} bytes)", "get it again")
-    lines = [
-        line for line in (part.split(b"#")[0] for part in data[3:].splitlines()) if line.strip()
-    ]
+    parts = (line.partition(b"#")[0] for line in data[3:].splitlines())
+    header, *lines = [line for line in parts if line.strip()] or [b""]
     try:
-        corners, faces, _ = (int(word) for word in lines[0].split()[:3])
-        if corners < 0 or faces < 0:
-            raise ValueError("a number below 0")
-    except (IndexError, ValueError) as error:
-        raise InputError(
-            f"{name}: its header does not name the numbers of vertices, faces and edges ({error})"
-        ) from None
-    if len(lines) < 1 + corners + faces:
-        raise InputError(
-            f"{name}: names {corners} vertices and {faces} faces, and {len(lines) - 1} lines "
-            "follow; the file is cut off or damaged: get it again"
-        )
-    try:
-        words = _words(lines[1 : 1 + corners])
+        corners, faces, _ = (int(word) for word in header.split()[:3])
+        if not 0 <= corners <= corners + faces <= len(lines):
+            raise ValueError(
+                f"{corners} vertices and {faces} faces in {len(lines)} lines; is it cut off?"
+            )
+        words = b" ".join(lines[:corners]).split()
         vertices = np.array(words, dtype="S").astype(np.float64).reshape(corners, 3)
-        triangles = _triangles(lines[1 + corners : 1 + corners + faces])
+        triangles = _triangles(lines[corners : corners + faces])
+        if not np.isfinite(vertices).all():
+            raise ValueError("vertices that are not finite")
+        if triangles.size and not 0 <= triangles.min() <= triangles.max() < corners:
+            raise ValueError(
+                f"faces of vertices {triangles.min()} to {triangles.max()}; expected 0 to "
+                f"{corners - 1}"
+            )
     except ValueError as error:
-        raise InputError(f"{name}: a vertex or a face cannot be read ({error})") from None
-    if not np.isfinite(vertices).all():
-        raise InputError(f"{name}: has vertices that are not finite")
-    if triangles.size and not 0 <= triangles.min() <= triangles.max() < corners:
-        raise InputError(
-            f"{name}: faces have vertices {triangles.min()} to {triangles.max()}; expected 0 to "
-            f"{corners - 1}"
-        )
+        raise InputError(f"{name}: cannot be read as an OFF file ({error})") from None
     return Mesh(vertices, triangles)
-
-
-def _words(lines: Sequence[bytes]) -> list[bytes]:
-    """Numbers of lines; NumPy takes the memory of the longest for each of them."""
-    words = b" ".join(lines).split()
-    sizes = [len(word) for word in words]
-    longest = max(sizes, default=0)
-    what = f"a table of numbers of {longest:,} characters"
-    check_memory(longest * len(words), what, "get it again", stored=sum(sizes))
-    return words
 
 
 def _triangles(lines: Sequence[bytes]) -> IntArray:
     """Triangles (m, 3) of the lines of faces."""
-    words = _words(lines)
+    words = b" ".join(lines).split()
     if len(words) == 4 * len(lines):
-        table = np.array(words or [b"0"], dtype="S").astype(np.int64)[: len(words)].reshape(-1, 4)
+        table = np.array(words, dtype="S").astype(np.int64).reshape(-1, 4)
         if (table[:, 0] == 3).all():
             return table[:, 1:]
     found = []

@@ -13,31 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.checks import switch, whole
-from wflow._core.errors import InputError, RunFileError
-from wflow._core.files import check_stored, open_hdf5, replace_file, values_of
+from wflow._core.errors import InputError
+from wflow._core.files import replace_file
 from wflow._core.printable import printable
 from wflow._core.progress import progress
-from wflow.nets.data.archives import (
-    BROKEN,
-    ArchiveFile,
-    check_lost,
-    files_of,
-    found,
-    missing,
-)
+from wflow.nets.data.archives import BROKEN, ArchiveFile, check_lost, files_of, found
 from wflow.nets.data.batches import Purpose, bits
 from wflow.nets.data.clouds import PointClouds, of_arrays
 from wflow.nets.data.datasets import Folder
 from wflow.nets.data.download import cache_folder
-from wflow.nets.data.meshes import OFF_BYTES, IntArray, on_surface, parse_off
+from wflow.nets.data.meshes import IntArray, on_surface, parse_off
 
 _MESHES = ("ModelNet40.zip", "ModelNet40")
 _POINTS = ("modelnet40_ply_hdf5_2048.zip", "modelnet40_ply_hdf5_2048")
 _CLASSES = 40
 _OFFICIAL = (9843, 2468)  # meshes for training and tests
 _IN_HDF5 = (9840, 2468)  # three fewer in the files of points
-_TEXT_BYTES = 1 << 20  # bound of a list of files
-_HDF5_BYTES = 1 << 30  # bound of one file of points; the published ones have some 60 MB
 _DRAWN = 10_000  # points of a mesh, by default
 
 
@@ -105,22 +96,13 @@ def modelnet40(
     """
     points = None if points is None else whole(points, "points", 1)
     seed, partial = whole(seed, "seed", 0), switch(partial, "partial")
-    names = (*_MESHES, *_POINTS)
-    source = next(found(names, folder), None)
-    if source is None:
-        advice = (
-            "get ModelNet40.zip of https://modelnet.cs.princeton.edu, or "
-            "modelnet40_ply_hdf5_2048.zip"
-        )
-        raise missing("ModelNet40", names, folder, advice)
+    advice = (
+        "get ModelNet40.zip of https://modelnet.cs.princeton.edu, or modelnet40_ply_hdf5_2048.zip"
+    )
+    source = found("ModelNet40", (*_MESHES, *_POINTS), folder, advice)[0]
     if source.name in _POINTS:
         return _of_points(source, points, partial)
     return _of_meshes(source, _DRAWN if points is None else points, seed, partial)
-
-
-def _ending(files: list[ArchiveFile], *ends: str) -> list[ArchiveFile]:
-    """The files with these endings, in the order of their names."""
-    return sorted((file for file in files if file.name.endswith(ends)), key=lambda one: one.name)
 
 
 # Meshes
@@ -159,7 +141,8 @@ def _check_counts(
 
 def _of_meshes(source: Path, points: int, seed: int, partial: bool) -> PointClouds:
     with files_of(source) as every:
-        files = {file.name: file for file in _ending(every, ".off")}
+        every.sort(key=lambda file: file.name)
+        files = {file.name: file for file in every if file.name.endswith(".off")}
         classes, halves = _halves(source, list(files))
         counts = [len(half) for half in halves]
         _check_counts(source, len(classes), counts, _OFFICIAL, partial)
@@ -190,42 +173,33 @@ def _cached(
     marks = json.dumps([(file.name, *file.mark) for file in files.values()])
     digest = hashlib.sha256(marks.encode()).hexdigest()[:32]
     cache = cache_folder()
-    path = None if cache is None else cache / "modelnet40" / f"{digest}-{points}-{seed}.h5"
-    if path is not None and path.is_file():
-        try:
-            kept = _kept(path)
-            if [one.shape for one in kept.clouds] == [(len(half), points, 3) for half in halves]:
-                return kept
-        except (RunFileError, *BROKEN):
-            pass  # it is drawn again
+    if cache is None:
+        return _drawn(files, halves, points, seed)
+    path = cache / "modelnet40" / f"{digest}-{points}-{seed}.npz"
+    try:
+        with np.load(path) as kept:
+            drawn = _Drawn([kept["train"], kept["test"]], kept["faults"].tolist())
+        if [one.shape for one in drawn.clouds] == [(len(half), points, 3) for half in halves]:
+            return drawn
+    except BROKEN:
+        pass  # there is none, or it is damaged
     drawn = _drawn(files, halves, points, seed)
-    if path is not None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, functools.partial(_keep, drawn))
-        except OSError as error:
-            warnings.warn(
-                printable(f"the points cannot be kept in {path} ({error})", lines=False)
-                + "; they are drawn again next time",
-                stacklevel=4,
-            )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, functools.partial(_keep, drawn))
+    except OSError as error:
+        warnings.warn(
+            printable(f"the points cannot be kept in {path} ({error})", lines=False)
+            + "; they are drawn again next time",
+            stacklevel=4,
+        )
     return drawn
 
 
-def _kept(path: Path) -> _Drawn:
-    with open_hdf5(path) as file:
-        for name in ("train", "test", "faults"):
-            check_stored(file, name, path)
-        train, test, faults = (values_of(file[name], path) for name in ("train", "test", "faults"))
-        return _Drawn([train, test], [str(fault) for fault in json.loads(bytes(faults))])
-
-
 def _keep(drawn: _Drawn, draft: Path) -> None:
-    import h5py
-
-    with h5py.File(draft, "w") as file:
-        file["train"], file["test"] = drawn.clouds
-        file["faults"] = np.frombuffer(json.dumps(drawn.faults).encode(), np.uint8)
+    train, test = drawn.clouds
+    with open(draft, "wb") as file:  # by its name alone NumPy would append .npz
+        np.savez(file, train=train, test=test, faults=np.array(drawn.faults, dtype=np.str_))
 
 
 def _drawn(
@@ -239,7 +213,7 @@ def _drawn(
                 own = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
                 u = np.random.Generator(bits(seed, Purpose.SURFACE, own)).random((points, 3))
                 try:
-                    clouds[k] = on_surface(parse_off(files[name].read(OFF_BYTES), name), u)
+                    clouds[k] = on_surface(parse_off(files[name].read(), name), u)
                 except BROKEN as error:
                     drawn.faults.append(f"{name} ({str(error).removeprefix(f'{name}: ')})")
                 advance(1)
@@ -254,38 +228,33 @@ def _drawn(
 def _of_points(source: Path, points: int | None, partial: bool) -> PointClouds:
     """Points of the HDF5 files, which text files name."""
     with files_of(source) as every:
-        files = {file.name.rsplit("/", 1)[-1]: file for file in _ending(every, ".h5", ".txt")}
+        files = {file.name.rsplit("/", 1)[-1]: file for file in every}
 
-        def content(name: str, most: int, named_by: str = "") -> bytes:
+        def content(name: str) -> bytes:
             if name not in files:
-                which = f", which {named_by} names" if named_by else ""
-                raise InputError(
-                    f"{source}: holds no {name}{which}; expected the files of PointNet"
-                )
+                raise InputError(f"{source}: holds no {name}; expected the files of PointNet")
             try:
-                return files[name].read(most)
+                return files[name].read()
             except BROKEN as error:
                 raise InputError(f"{source}: {name} is damaged ({error}); get it again") from None
 
         def lines(name: str) -> list[str]:
-            text = content(name, _TEXT_BYTES).decode("utf-8", "replace")
-            return [line.strip() for line in text.splitlines() if line.strip()]
+            if text := content(name).decode("utf-8", "replace").split():
+                return text
+            raise InputError(f"{source}: {name} is empty; expected the files of PointNet")
 
         classes = tuple(lines("shape_names.txt"))
         arrays: list[NDArray[Any]] = []
         for half in ("train", "test"):
-            parts = []
-            for line in lines(f"{half}_files.txt"):
-                name = line.rsplit("/", 1)[-1]
-                data = content(name, _HDF5_BYTES, f"{half}_files.txt")
-                clouds, labels = _hdf5_part(data, name, points, len(classes))
-                points = clouds.shape[1]
-                parts.append((clouds, labels))
-            if not parts:
-                raise InputError(f"{source}: {half}_files.txt names no file")
+            names = [line.rsplit("/", 1)[-1] for line in lines(f"{half}_files.txt")]
+            parts = [_hdf5_part(content(name), name, len(classes)) for name in names]
             clouds, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
+            there = clouds.shape[1]
+            points = there if points is None else points
+            if points > there:
+                raise InputError(f"points is {points}: expected at most {there}, those of {source}")
             order = np.argsort(labels, kind="stable")
-            arrays += [clouds[order], np.full(len(clouds), points), labels[order]]
+            arrays += [clouds[order, :points], np.full(len(clouds), points), labels[order]]
     counts = [len(arrays[0]), len(arrays[3])]
     _check_counts(source, len(classes), counts, _IN_HDF5, partial)
     return of_arrays(
@@ -296,35 +265,24 @@ def _of_points(source: Path, points: int | None, partial: bool) -> PointClouds:
     )
 
 
-def _hdf5_part(
-    data: bytes, name: str, points: int | None, classes: int
-) -> tuple[NDArray[np.float32], IntArray]:
+def _hdf5_part(data: bytes, name: str, classes: int) -> tuple[NDArray[np.float32], IntArray]:
     import h5py
 
     try:
         with h5py.File(io.BytesIO(data), "r") as file:
-            for key in ("data", "label"):
-                check_stored(file, key, Path(name))
-            clouds = values_of(file["data"], name)
-            labels = values_of(file["label"], name).astype(np.int64).reshape(-1)
-    except (RunFileError, *BROKEN) as error:
+            clouds = file["data"][()].astype(np.float32)
+            labels = file["label"][()].astype(np.int64).reshape(-1)
+    except (AttributeError, *BROKEN) as error:  # a group has no values
         raise InputError(
             f"{name}: is no whole HDF5 file of points ({error}); get it again"
         ) from None
-    if clouds.ndim != 3 or clouds.shape[2] != 3 or len(labels) != len(clouds) or not len(clouds):
+    if (
+        (clouds.ndim != 3 or clouds.shape[2] != 3 or not len(clouds) == len(labels) > 0)
+        or not 0 <= labels.min() <= labels.max() < classes
+        or not np.isfinite(clouds).all()
+    ):
         raise InputError(
-            f"{name}: holds points {clouds.shape} and labels {labels.shape}; expected (n, points, "
-            "3) and n labels"
+            f"{name}: holds points {clouds.shape} and labels {labels.shape}; expected finite "
+            f"coordinates (n, points, 3) and n labels from 0 to {classes - 1}"
         )
-    if not 0 <= labels.min() <= labels.max() < classes:
-        raise InputError(
-            f"{name}: labels reach from {labels.min()} to {labels.max()}; expected 0 to "
-            f"{classes - 1}"
-        )
-    points = clouds.shape[1] if points is None else points
-    if clouds.shape[1] < points:
-        raise InputError(f"points is {points}: expected at most {clouds.shape[1]}, those of {name}")
-    clouds = clouds[:, :points].astype(np.float32)
-    if not np.isfinite(clouds).all():
-        raise InputError(f"{name}: holds coordinates that are not finite; get it again")
     return clouds, labels

@@ -13,11 +13,10 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,15 +26,9 @@ from torch import Tensor
 
 from wflow._core.checks import whole
 from wflow._core.errors import InputError
-from wflow.nets.data.archives import (
-    BROKEN,
-    ArchiveFile,
-    check_lost,
-    files_of,
-    found,
-    missing,
-)
+from wflow.nets.data.archives import BROKEN, ArchiveFile, check_lost, files_of, found
 from wflow.nets.data.datasets import Images
+from wflow.nets.data.download import check_digest
 
 # Where the pictures are
 # ----------------------
@@ -56,7 +49,6 @@ _CANDIDATES = (
 _INNER = "train.zip"  # in the archive of the competition
 _NAME = re.compile(r"(?:^|[/\\])(cat|dog)[./\\](\d{1,6})\.(?:jpe?g|png|webp)$", re.IGNORECASE)
 _EACH = 12_500  # pictures of each animal, numbered from 0
-_BYTES, _PIXELS = 1 << 26, 1 << 26  # bounds of one picture; the largest published one has 0.8 MB
 _DAMAGED = (*BROKEN, SyntaxError, Image.DecompressionBombError)  # what Pillow raises, too
 Key = tuple[int, int]  # 0 for a cat, 1 for a dog; number of the picture
 
@@ -130,15 +122,7 @@ def cats_and_dogs(*, folder: str | os.PathLike[str] | None = None, pixels: int =
         return _loaded(source, pictures, pixels)
 
 
-class Found(NamedTuple):
-    """A picture of an archive."""
-
-    key: Key
-    name: str
-    read: Callable[[int], bytes]
-
-
-def _loaded(source: Path, pictures: list[Found], pixels: int) -> Images:
+def _loaded(source: Path, pictures: dict[Key, ArchiveFile], pixels: int) -> Images:
     held_back = _held_back()
     # Slots of all pictures in the order of their keys: rows of the two halves. What is empty or a
     # repetition is closed up in the end, in place.
@@ -148,10 +132,10 @@ def _loaded(source: Path, pictures: list[Found], pixels: int) -> Images:
     ]
     digests: list[bytes | None] = [None] * (2 * _EACH)
     broken: list[str] = []
-    for (label, place), name, read in pictures:
+    for (label, place), (name, _, read) in pictures.items():
         k = label * _EACH + place
         try:
-            picture = _decoded(read(_BYTES), pixels)
+            picture = _decoded(read(), pixels)
         except _DAMAGED as error:
             broken.append(f"{name} ({error or type(error).__name__})")
             continue
@@ -207,8 +191,6 @@ def _decoded(data: bytes, pixels: int) -> NDArray[np.uint8]:
     except UnidentifiedImageError:
         raise ValueError("of no known format") from None
     with image:
-        if image.width * image.height > _PIXELS:
-            raise ValueError(f"{image.width} x {image.height} pixels")
         colours = image.convert("RGB")
     if colours.size != (pixels, pixels):
         colours = colours.resize((pixels, pixels), Image.Resampling.BILINEAR)
@@ -231,34 +213,30 @@ def _moments(images: NDArray[np.uint8]) -> tuple[float, float]:
 
 
 @contextmanager
-def _pictures(folder: str | os.PathLike[str] | None) -> Iterator[tuple[Path, list[Found]]]:
+def _pictures(
+    folder: str | os.PathLike[str] | None,
+) -> Iterator[tuple[Path, dict[Key, ArchiveFile]]]:
     """Where the pictures are, and all of them, in the order in which they lie there."""
-    for path in found(_CANDIDATES, folder):
-        checksum = _SHA256 if path.name == _PREPARED else None
-        with files_of(path, inner=_INNER, sha256=checksum) as given:
+    advice = "get train.zip of https://www.kaggle.com/c/dogs-vs-cats"
+    for path in found("cats and dogs", _CANDIDATES, folder, advice):
+        if path.name == _PREPARED:
+            with open(path, "rb") as file:
+                check_digest(path, hashlib.file_digest(file, "sha256").hexdigest(), _SHA256)
+        with files_of(path, inner=_INNER) as given:
             pictures = _chosen(path, given)
             if pictures:
                 yield path, pictures
                 return
-        if not path.is_dir():  # a folder of that name may hold other things
-            raise InputError(f"{path}: holds no pictures of the names cat.N.jpg and dog.N.jpg")
-    advice = "get train.zip of https://www.kaggle.com/c/dogs-vs-cats"
-    raise missing("cats and dogs", _CANDIDATES, folder, advice)
+    raise InputError(f"{path}: holds no pictures of the names cat.N.jpg and dog.N.jpg; {advice}")
 
 
-def _chosen(path: Path, given: Sequence[ArchiveFile]) -> list[Found]:
+def _chosen(path: Path, given: Sequence[ArchiveFile]) -> dict[Key, ArchiveFile]:
     """Those of the files that are pictures of cats and dogs, in their order."""
-    chosen: dict[Key, Found] = {}
-    for name, _, read in given:
-        match = _NAME.search(name)
-        if match is None:
-            continue
-        key = int(match[1].lower() == "dog"), int(match[2])
-        if key[1] >= _EACH:
-            raise InputError(f"{path}: holds {name}; expected the numbers 0 .. {_EACH - 1}")
-        if key in chosen:
-            raise InputError(
-                f"{path}: holds {chosen[key].name} and {name}; expected one picture of each number"
-            )
-        chosen[key] = Found(key, name, read)
-    return list(chosen.values())
+    chosen = {}
+    for file in given:
+        if match := _NAME.search(file.name):
+            number = int(match[2])
+            if number >= _EACH:
+                raise InputError(f"{path}: holds {file.name}; expected numbers 0 .. {_EACH - 1}")
+            chosen[int(match[1].lower() == "dog"), number] = file
+    return chosen

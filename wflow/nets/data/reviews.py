@@ -11,6 +11,7 @@ arXiv 2505.13499.
 import hashlib
 import os
 import re
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +24,9 @@ from torch import Tensor
 
 from wflow._core.checks import check_choice, switch, whole
 from wflow._core.errors import InputError
-from wflow.nets.data.archives import archive, tar_files
+from wflow.nets.data.archives import BROKEN
 from wflow.nets.data.batches import Purpose, permutation
-from wflow.nets.data.download import DataFile
+from wflow.nets.data.download import DataFile, locate
 
 Split = Literal["official", "joined"]
 
@@ -41,7 +42,6 @@ _JOINED = 40_000  # reviews for training in the split of [OTT]
 # Of all labelled reviews in the order of their names: name, a zero byte, SHA-256 of the contents.
 _DIGEST = "7bf14c2d84905806f8d6e3029790c1018f3bcc7aa5a9f336c90232848c194f59"
 _MEMBER = re.compile(r"aclImdb/(train|test)/(neg|pos)/(\d+)_(\d+)\.txt")
-_LONGEST = 1 << 17  # bytes of a review; the longest of the data set has 13,704 characters
 _BREAK = re.compile(r"<br\s*/?>")
 
 
@@ -116,8 +116,8 @@ def imdb(
     Raises
     ------
     InputError
-        For a missing, truncated or foreign archive, an empty review, one that is not UTF-8 or too
-        long (it is named), other reviews than the published ones, and a download that fails.
+        For a missing, truncated or foreign archive, other reviews than the published ones, and a
+        download that fails.
 
     References
     ----------
@@ -135,7 +135,7 @@ def imdb(
     """
     check_choice("split", split, ("official", "joined"))
     seed, kept = whole(seed, "seed", 0), switch(keep_duplicates, "keep_duplicates")
-    path = archive("IMDb (the Large Movie Review Dataset)", _OFFICIAL, folder)
+    (path,) = locate("IMDb (the Large Movie Review Dataset)", [_OFFICIAL], folder)
     found = read_reviews(path)
     digest = digest_of(found)
     if digest != _DIGEST:
@@ -164,32 +164,21 @@ def read_reviews(path: Path) -> dict[str, bytes]:
     Raises
     ------
     InputError
-        For what is no tar archive or is cut off, a review that is there twice, empty, too long or
-        not UTF-8, and an archive without any.
+        For what is no tar archive or is cut off.
     """
-    found: dict[str, bytes] = {}
-    for name, data in tar_files(path, _MEMBER, _LONGEST):
-        if name in found:
-            raise InputError(
-                f"{path}: the review {name} is there twice; expected each once: get the archive "
-                "again"
-            )
-        found[name] = _checked(data, f"{path}: the review {name}")
-    if not found:
-        raise InputError(
-            f"{path}: holds no review; expected members such as aclImdb/train/pos/0_9.txt"
-        )
-    return found
-
-
-def _checked(data: bytes, name: str) -> bytes:
+    found = {}
     try:
-        readable = data.decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name} is not UTF-8 ({error}); get the archive again") from None
-    if not _BREAK.sub(" ", readable).strip():
-        raise InputError(f"{name} is empty; expected a text: get the archive again")
-    return data
+        with tarfile.open(path) as members:
+            for member in members:
+                name = member.name.removeprefix("./")
+                if _MEMBER.fullmatch(name) and (contents := members.extractfile(member)):
+                    found[name] = contents.read()
+    except BROKEN as error:
+        raise InputError(
+            f"{path}: cannot be read as a tar archive ({error}); it is cut off, damaged or "
+            "another file: get it again"
+        ) from None
+    return found
 
 
 def digest_of(reviews: dict[str, bytes]) -> str:

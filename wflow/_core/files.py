@@ -162,21 +162,10 @@ def read_json(file: IO[bytes], path: Path | str, *, most: int = LARGEST_JSON) ->
     ValueError, RecursionError
         For what is no JSON.
     """
-    _check_json(os.fstat(file.fileno()).st_size, path, most)
-    return parse_json(read_whole(file, path), path, most=most)
-
-
-def parse_json(data: bytes, path: Path | str, *, most: int = LARGEST_JSON) -> Any:
-    """Read a JSON document in memory, as `read_json`."""
-    _check_json(len(data), path, most)
-    return json.loads(data)
-
-
-def _check_json(size: int, path: Path | str, most: int) -> None:
+    size = os.fstat(file.fileno()).st_size
     if size > most:
         raise InputError(f"{path} has {size:,} bytes: expected a JSON document of at most {most:,}")
-    # [] has 3 bytes, and takes 64.
-    check_memory(32.0 * size, f"{path} ({size:,} bytes)", "is it the right file?")
+    return json.loads(read_whole(file, path, factor=33))  # [] has 3 bytes, and takes 64
 
 
 def check_zip(file: IO[bytes], path: Path | str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from wflow._core.checks import switch, whole
 from wflow._core.errors import InputError
 from wflow._core.extras import install
-from wflow._core.files import parse_json, replace_file
+from wflow._core.files import replace_file
 from wflow.nets.checks import listed, tensor
 from wflow.nets.checks import text as given_text
 from wflow.nets.data.download import cache_folder
@@ -61,6 +61,11 @@ class Tokenizer(Protocol):
         -------
         Tensor, shape (n,)
             Token numbers, int64.
+
+        Raises
+        ------
+        InputError
+            For a character that the vocabulary lacks.
         """
 
     def decode(self, tokens: Tensor | Iterable[int]) -> str:
@@ -74,11 +79,16 @@ class Tokenizer(Protocol):
         Returns
         -------
         str
-            The text.
+            The text without padding; bytes that are no UTF-8 come out as U+FFFD.
+
+        Raises
+        ------
+        InputError
+            For a number outside the vocabulary.
         """
 
 
-class Characters:
+class Characters(Tokenizer):
     """One token per character, numbered in the order of their code points.
 
     Parameters
@@ -106,27 +116,9 @@ class Characters:
 
     @property
     def vocabulary(self) -> int:
-        """How many different characters there are."""
         return len(self._codes)
 
     def encode(self, text: str) -> Tensor:
-        """Map a text to token numbers.
-
-        Parameters
-        ----------
-        text : str
-            The text, of characters of the vocabulary.
-
-        Returns
-        -------
-        Tensor, shape (n,)
-            Token numbers, int64.
-
-        Raises
-        ------
-        InputError
-            For a character that the vocabulary lacks.
-        """
         codes = _code_points(given_text(text, "text"))
         numbers = np.searchsorted(self._codes, codes)
         known = self._codes[np.minimum(numbers, self.vocabulary - 1)] == codes
@@ -139,50 +131,20 @@ class Characters:
         return torch.from_numpy(numbers.astype(np.int64))
 
     def decode(self, tokens: Tensor | Iterable[int]) -> str:
-        """Map token numbers to a text.
-
-        Parameters
-        ----------
-        tokens : Tensor or iterable of int, shape (n,)
-            Token numbers.
-
-        Returns
-        -------
-        str
-            The text.
-
-        Raises
-        ------
-        InputError
-            For a number outside the vocabulary.
-        """
         codes = self._codes[numbers_of(tokens, self.vocabulary)]
         return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
-class _BytePairs:
+class _BytePairs(Tokenizer):
     """Share what both kinds of byte pairs do by `_tokenizer`, which is of the library."""
 
     _tokenizer: Any
 
     @property
     def vocabulary(self) -> int:
-        """How many different tokens there are, those for padding and end of text included."""
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str) -> Tensor:
-        """Map a text to token numbers.
-
-        Parameters
-        ----------
-        text : str
-            The text.
-
-        Returns
-        -------
-        Tensor, shape (n,)
-            Token numbers, int64.
-        """
         pieces = self._pieces(given_text(text, "text"))
         return torch.cat([torch.zeros(0, dtype=torch.int64), *map(self._encode, pieces)])
 
@@ -195,23 +157,6 @@ class _BytePairs:
         return torch.from_numpy(np.array(found.ids, dtype=np.int64))
 
     def decode(self, tokens: Tensor | Iterable[int]) -> str:
-        """Map token numbers to a text.
-
-        Parameters
-        ----------
-        tokens : Tensor or iterable of int, shape (n,)
-            Token numbers.
-
-        Returns
-        -------
-        str
-            The text without padding; bytes that are no UTF-8 come out as U+FFFD.
-
-        Raises
-        ------
-        InputError
-            For a number outside the vocabulary.
-        """
         numbers = numbers_of(tokens, self.vocabulary).tolist()
         return str(self._tokenizer.decode(numbers, skip_special_tokens=True))
 
@@ -370,7 +315,7 @@ class TrainedBytePairs(_BytePairs):
         return [torch.tensor(one.ids, dtype=torch.int64) for one in found]
 
 
-class Occurring:
+class Occurring(Tokenizer):
     """Tokens of another tokenizer that occur in a text, with new numbers in their order.
 
     Parameters
@@ -387,7 +332,6 @@ class Occurring:
 
     @property
     def vocabulary(self) -> int:
-        """How many different tokens there are."""
         return len(self.kept)
 
     def renumber(self, tokens: Tensor) -> Tensor:
@@ -403,11 +347,9 @@ class Occurring:
         return numbers
 
     def encode(self, text: str) -> Tensor:
-        """Map a text to token numbers."""
         return self.renumber(self.tokenizer.encode(text))
 
     def decode(self, tokens: Tensor | Iterable[int]) -> str:
-        """Map token numbers to a text."""
         numbers = torch.from_numpy(numbers_of(tokens, self.vocabulary))
         return self.tokenizer.decode(self.kept[numbers])
 
@@ -442,9 +384,6 @@ def _key(texts: list[str], vocabulary: int, lowercase: bool) -> str:
     return digest.hexdigest()
 
 
-_ENCODER_BYTES = 2**24  # most; that of GPT-2 has 2**20
-
-
 def _published(
     encoder: bytes, merges: bytes, letters: Iterable[str]
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
@@ -454,10 +393,8 @@ def _published(
     """
     wrong = "encoder.json and vocab.bpe cannot be used ({}); expected the files of GPT-2"
     try:
-        numbers = parse_json(encoder, "encoder.json", most=_ENCODER_BYTES)
+        numbers = json.loads(encoder)
         lines = merges.decode("utf-8").splitlines()
-    except InputError:
-        raise
     except (ValueError, RecursionError) as error:
         raise InputError(wrong.format(error)) from None
     values = numbers.values() if isinstance(numbers, dict) else [None]

@@ -1,5 +1,7 @@
 """Batches and perturbations of data: pure functions of a seed, with the requested rate."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -33,14 +35,42 @@ def numbered(n: int = 10) -> tuple:
     return values[:, None, None].expand(n, 2, 3).clone(), values
 
 
-def test_image_batches_are_a_pure_function_of_seed_and_step():
-    images, labels = numbered(100)
-    one, two = (data.ImageBatches(images, labels, batch=7, seed=4) for _ in range(2))
+def augmented(augment, *shape):
+    """Batches of the same inputs, changed at random."""
+    inputs = torch.rand(6, *shape, generator=torch.Generator().manual_seed(0))
+    return lambda step: (augment(inputs, step),)
+
+
+LENGTHS = torch.arange(100) % 9 + 1
+SOURCES = {
+    "images": lambda seed: data.ImageBatches(*numbered(100), batch=7, seed=seed),
+    "crops of a text": lambda seed: data.CropBatches(
+        torch.arange(500), context=8, batch=5, seed=seed
+    ),
+    "clouds": lambda seed: data.CloudBatches(
+        torch.rand(100, 9, 3, generator=torch.Generator().manual_seed(0)), LENGTHS,
+        torch.arange(100), batch=7, points=5, seed=seed,
+    ),
+    "texts": lambda seed: data.TextBatches(
+        [torch.full((int(n),), k + 1) for k, n in enumerate(LENGTHS)], torch.arange(100), batch=7,
+        context=9, bucket=3, seed=seed,
+    ),
+    "points of a density": lambda seed: data.PlanarBatches("moons", batch=5, seed=seed),
+    "crops of pictures": lambda seed: augmented(data.RandomCrops(seed), 3, 10, 12),
+    "poses of clouds": lambda seed: augmented(data.RandomPoses(seed), 5, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_batches_are_a_pure_function_of_seed_and_step(name):
+    def same(some, others):
+        return all(map(torch.equal, some, others))
+
+    one, two, other = (SOURCES[name](seed) for seed in (4, 4, 5))
     steps = [0, 33, 5, 5, 1000, 1, 0]
-    forwards = {step: one.rows(step).tolist() for step in steps}
-    assert all(two.rows(step).tolist() == forwards[step] for step in reversed(steps))
-    other = data.ImageBatches(images, labels, batch=7, seed=5)
-    assert other.rows(0).tolist() != forwards[0]
+    forwards = {step: one(step) for step in steps}
+    assert all(same(two(step), forwards[step]) for step in reversed(steps))
+    assert not same(one(5), forwards[0]) and not same(other(0), forwards[0])
 
 
 def test_an_epoch_has_no_image_twice_and_drops_what_is_left_over():
@@ -80,24 +110,17 @@ def test_evaluation_visits_every_image_once_in_order():
     assert len(list(batches.evaluation())) == 3
 
 
-def test_crops_are_shifted_by_one_and_a_pure_function_of_seed_and_step():
-    tokens = torch.arange(50, dtype=torch.uint8)
-    batches = data.CropBatches(tokens, context=8, batch=5, seed=2)
-    inputs, targets = batches(7)
+def test_crops_are_shifted_by_one():
+    inputs, targets = data.CropBatches(torch.arange(50).byte(), context=8, batch=5, seed=2)(7)
     assert inputs.shape == targets.shape == (5, 8) and inputs.dtype == torch.int64
     assert torch.equal(targets, inputs + 1) and torch.equal(inputs[:, 1:], targets[:, :-1])
-    again = data.CropBatches(tokens, context=8, batch=5, seed=2)
-    assert torch.equal(again(7)[0], inputs) and not torch.equal(again(8)[0], inputs)
-    other = data.CropBatches(tokens, context=8, batch=5, seed=3)
-    assert not torch.equal(other(7)[0], inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32, torch.int64])
 def test_crops_of_a_text_within_its_vocabulary_are_those_without_the_check(dtype):
     text, checked = torch.arange(50).to(dtype), {"vocabulary": 50}
-    plain = data.CropBatches(text, context=8, batch=5)
-    same = data.CropBatches(text, context=8, batch=5, **checked)
-    assert torch.equal(plain(3)[0], same(3)[0]) and vars(plain).keys() == vars(same).keys()
+    plain, same = (data.CropBatches(text, context=8, batch=5, **more) for more in ({}, checked))
+    assert torch.equal(plain(3)[0], same(3)[0])
     assert len(list(data.windows(text, context=8, **checked))) == 7
 
 
@@ -110,15 +133,14 @@ def test_crops_begin_everywhere_alike():
     assert only[1][:, -1].tolist() == [8, 8]
 
 
-@pytest.mark.parametrize("n", [2, 5, 8, 9, 10, 16, 17, 50])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_windows_make_every_token_a_target_once(n, batch):
-    tokens = torch.arange(n)
-    parts = list(data.windows(tokens, context=8, batch=batch))
-    assert torch.cat([targets.flatten() for _, targets in parts]).tolist() == list(range(1, n))
-    for inputs, targets in parts:
-        assert torch.equal(targets, inputs + 1) and inputs.shape[1] <= 8 and len(inputs) <= batch
-    assert all(inputs.shape[1] == 8 for inputs, _ in parts[:-1])
+def test_windows_make_every_token_a_target_once():
+    for n, batch in itertools.product((2, 5, 8, 9, 10, 16, 17, 50), (1, 3)):
+        parts = list(data.windows(torch.arange(n), context=8, batch=batch))
+        assert torch.cat([targets.flatten() for _, targets in parts]).tolist() == [*range(1, n)]
+        for inputs, targets in parts:
+            assert torch.equal(targets, inputs + 1)
+            assert inputs.shape[1] <= 8 and len(inputs) <= batch
+        assert all(inputs.shape[1] == 8 for inputs, _ in parts[:-1])
 
 
 # Perturbations

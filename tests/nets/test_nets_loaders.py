@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,7 @@ LOADERS = {
     ),
     "stream": lambda: DataLoader(Stream(), 8),
     "data set": Noisy,
-    "workers": lambda: DataLoader(Noisy(), 8, shuffle=True, num_workers=2),
+    "workers": lambda: DataLoader(Noisy(), 8, shuffle=True, num_workers=1),
 }
 
 
@@ -122,27 +123,6 @@ def test_orders_differ_between_epochs_and_seeds_and_hold_every_sample():
     assert orders(loader, steps=10, batch=6) == want  # as a plain loop over the loader
 
 
-def test_a_training_with_a_loader_is_the_plain_loop_over_it(tmp_path):
-    model, history = run(
-        model=network(dropout=0.0),
-        batches=DataLoader(PAIRS, 8),
-        config={"schedule": train.Constant(1e-2), "weight_decay": 0.0, "clip": None},
-    )
-    plain = network(dropout=0.0)
-    optimizer = torch.optim.AdamW(plain.parameters(), 1e-2, weight_decay=0.0, fused=True)
-    losses = []
-    for _ in range(3):
-        for x, labels in DataLoader(PAIRS, 8):
-            loss = nn.functional.cross_entropy(plain(x), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss.detach()))
-    assert history["loss"].values.tolist() == losses
-    pairs = zip(model.parameters(), plain.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
-
-
 def test_parts_of_a_short_batch_weigh_by_their_rows():
     changes = {"steps": 4, "optimizer": "adam", "weight_decay": 0.0, "evaluate_every": None}
     one, other = (
@@ -156,24 +136,6 @@ def test_parts_of_a_short_batch_weigh_by_their_rows():
 
 def double():
     return DataLoader(TensorDataset(X.double(), LABELS), 8)
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: DataLoader(PAIRS, 7), "batch = 7"),
-        (lambda: DataLoader(PAIRS, batch_size=None), r"a batch holds \[\(6,\), \(\)\]"),
-        (lambda: DataLoader(TensorDataset(X[:0]), 8), "no batch"),
-        (lambda: DataLoader(Words(), 8), "batch"),
-        (lambda: Stream(), "Stream"),
-        (lambda: TensorDataset(X[:5], LABELS[:5]), "batch"),
-        (lambda: [1, 2], "batches"),
-        (lambda: DataLoader(Once(), 8), "epoch 1"),
-    ],
-)
-def test_loaders_that_do_not_fit_are_refused(make, match):
-    with pytest.raises(InputError, match=match):
-        run(batches=make())
 
 
 class Words(Dataset):
@@ -190,6 +152,16 @@ class Once(IterableDataset):
 
     def __iter__(self):
         return self._rows
+
+
+def test_loaders_that_do_not_fit_are_refused():
+    few = TensorDataset(X[:0]), TensorDataset(X[:5], LABELS[:5])
+    for batches in (
+        *(DataLoader(PAIRS, 7), DataLoader(PAIRS, batch_size=None), DataLoader(Words(), 8)),
+        *(DataLoader(few[0], 8), few[1], Stream(), [1, 2], DataLoader(Once(), 8)),
+    ):
+        with pytest.raises(InputError, match="batch"):
+            run(batches=batches)
 
 
 def test_another_loader_is_another_training_and_other_workers_are_not(tmp_path):
@@ -227,54 +199,41 @@ def test_two_processes_share_a_loader_by_its_sampler(tmp_path, cases):
     if not cases(0, 1):
         pytest.skip("runs with --long")
     torchrun(__file__, tmp_path)
-    one = torch.load(tmp_path / "0.pt", weights_only=True)
-    two = torch.load(tmp_path / "1.pt", weights_only=True)
-    assert all(sorted(a + b) == list(range(16)) for a, b in zip(one["e"], two["e"], strict=True))
-    assert one["e"][0] != one["e"][1]
+    one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    for epoch in (slice(0, 8), slice(8, 16), slice(16, 24)):
+        assert sorted(one["seen"][epoch] + two["seen"][epoch]) == list(range(16))
+    assert one["seen"][:8] != one["seen"][8:16]
     assert all(torch.equal(one["resumed"][k], one["whole"][k]) for k in one["whole"])
     assert "expected a torch.utils.data.DistributedSampler for 2" in one["refused"]
 
 
 def main(folder):
+    rank, out = int(os.environ["RANK"]), Path(folder, "run")
     rows = TensorDataset(torch.randn(16, 6, generator=seeded()), torch.arange(16))
-    own = [[] for _ in range(3)]
-    step = itertools.count()
+    shared = torch_data.DistributedSampler(rows, 2, rank)
 
-    def objective(model, x, number):
-        own[next(step) // 4].extend(number.tolist())
-        return train.Loss(model(x).square().mean(), {})
+    def learn(out=None, evaluate=evaluate, sampler=shared, **options):
+        model, seen = network(), []
 
-    objective.__qualname__ = "objective"
+        def objective(model, x, number):
+            seen.extend(number.tolist())
+            return train.Loss(model(x).square().mean(), {})
 
-    def loader():
-        sampler = torch_data.DistributedSampler(rows, 2, int(os.environ["RANK"]))
-        return DataLoader(rows, 2, sampler=sampler, num_workers=1)
-
-    def learn(out=None, evaluate=None, **options):
-        model = network()
+        objective.__qualname__ = "objective"
+        loader = DataLoader(rows, 2, sampler=sampler, num_workers=1)
         settings = config(batch=4, checkpoint_every=3)
-        history = None
-        try:
-            history = train.train(
-                model, objective, loader(), settings, out=out, evaluate=evaluate, **options
-            )
-        except RuntimeError as error:
-            assert "power cut" in str(error)
-        return history, model.state_dict()
+        train.train(model, objective, loader, settings, out=out, evaluate=evaluate, **options)
+        return seen, model.state_dict()
 
-    _, whole = learn(evaluate=evaluate)
-    rank = torch.distributed.get_rank()
-    order = [list(part) for part in own]
-    globals()["step"], own[:] = step, [[] for _ in range(30)]
-    learn(Path(folder) / "run", PowerCut())
-    _, resumed = learn(Path(folder) / "run", evaluate, resume=True)
-    refused = ""
+    seen, whole = learn()
+    with suppress(RuntimeError):
+        learn(out, PowerCut())
+    _, resumed = learn(out, resume=True)
     try:
-        train.train(network(), objective, DataLoader(rows, 2), config(batch=4))
+        learn(sampler=None)
     except InputError as error:
-        refused = str(error)
-    found = {"e": order, "whole": whole, "resumed": resumed, "refused": refused}
-    torch.save(found, Path(folder) / f"{rank}.pt")
+        found = {"seen": seen, "whole": whole, "resumed": resumed, "refused": str(error)}
+        torch.save(found, Path(folder) / f"{rank}.pt")
 
 
 # Schedulers of torch
@@ -300,29 +259,33 @@ def adamw(model, **options):
     return torch.optim.AdamW(model.parameters(), **{"lr": 3e-3, "weight_decay": 0.0} | options)
 
 
-@pytest.mark.parametrize("name", list(SCHEDULERS))
-def test_a_scheduler_of_torch_acts_as_in_a_plain_loop(name, tmp_path):
+@pytest.mark.parametrize("name", [None, *SCHEDULERS])
+def test_a_training_is_the_plain_loop_over_its_loader_and_scheduler(name, tmp_path):
     model, plain = network(dropout=0.0), network(dropout=0.0)
-    scheduler = SCHEDULERS[name](adamw(model))
-    state = scheduler.state_dict()
-    changes = {"schedule": scheduler, "weight_decay": 0.0, "clip": None}
+    make = SCHEDULERS.get(name, lambda o: lr_scheduler.LambdaLR(o, lambda step: 1.0))
+    given = make(adamw(model))
+    state = str(given.state_dict())
+    schedule = given if name else train.Constant(3e-3)
+    changes = {"schedule": schedule, "weight_decay": 0.0, "clip": None}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         history = run(tmp_path, model=model, batches=DataLoader(PAIRS, 8), config=changes)[1]
-    assert str(scheduler.state_dict()) == str(state)  # as it was
-    assert scheduler.optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0]
+    assert str(given.state_dict()) == state  # as it was
+    assert given.optimizer.param_groups[0]["lr"] == given.get_last_lr()[0]
     optimizer = adamw(plain, fused=True)
-    scheduler = SCHEDULERS[name](optimizer)
-    rates = []
+    scheduler, rates, losses = make(optimizer), [], []
     for _ in range(3):
         for x, labels in DataLoader(PAIRS, 8):
+            loss = nn.functional.cross_entropy(plain(x), labels)
             rates.append(optimizer.param_groups[0]["lr"])
+            losses.append(float(loss.detach()))
             optimizer.zero_grad()
-            nn.functional.cross_entropy(plain(x), labels).backward()
+            loss.backward()
             optimizer.step()
             if len(rates) < 12:
                 scheduler.step()
-    assert history["rate"].values.tolist() == rates and len(set(rates)) > 1
+    assert history["rate"].values.tolist() == rates and (len(set(rates)) > 1) == (name is not None)
+    assert history["loss"].values.tolist() == losses
     pairs = zip(model.parameters(), plain.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
 

@@ -23,13 +23,6 @@ def test_samples_depend_on_name_seed_and_part_alone(name):
         assert len(drawn.unique(dim=0)) == len(drawn)
 
 
-def test_batches_are_a_pure_function_of_seed_and_step():
-    one, two = (data.PlanarBatches("moons", batch=5, seed=2) for _ in range(2))
-    first = {step: one(step)[0] for step in (7, 0, 7)}
-    assert torch.equal(two(0)[0], first[0]) and torch.equal(two(7)[0], first[7])
-    assert not torch.equal(first[0], first[7])
-
-
 def normalised(name: str, n: int = 20_000) -> np.ndarray:
     return data.planar(name, n, seed=1).double().numpy()
 

@@ -162,9 +162,6 @@ def test_an_epoch_has_every_text_once_and_whole(bucket):
         assert len(set(seen)) == 20
         orders.append(seen)
     assert orders[0] != orders[1]
-    other = data.TextBatches(tokens, labels, batch=4, context=9, bucket=bucket, seed=5)
-    assert torch.equal(other(7)[0], batches(7)[0])  # a function of the step alone
-    assert torch.equal(batches(1)[1], other(1)[1])
 
 
 def test_batches_of_one_length_have_less_padding():
@@ -229,12 +226,3 @@ def test_learnt_byte_pairs_are_kept_under_the_checksum_of_the_texts(learnt, tmp_
     monkeypatch.setattr(tokenize, "_learnt", learn)
     data.TrainedBytePairs(learnt, 270)
     assert file.read_bytes() == stamp
-
-
-def test_byte_pairs_that_cannot_be_learnt_are_refused(learnt):
-    with refused("texts"):
-        data.TrainedBytePairs(["", ""], 300)
-    with refused("vocabulary is 256"):
-        data.TrainedBytePairs(learnt, 256)
-    with refused("outside|reach from"):
-        data.TrainedBytePairs(learnt, 270, cached=False).decode([270])

@@ -18,7 +18,7 @@ import stat
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -309,96 +309,103 @@ def take_lock(number: int) -> bool:
     return True
 
 
-def claim_folder(folder: Path) -> tuple[list[Path], int | None]:
-    """Make a folder and lock it.
-
-    Returns
-    -------
-    made : the folders that were not there, innermost first
-    number : of the open folder, to be closed at the end of the lock; None on systems without locks
-
-    Raises
-    ------
-    BlockingIOError
-        Where another process has the lock.
-    OSError
-        For a folder that cannot be made or opened.
-    """
-    while True:
-        made = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
-        folder.mkdir(parents=True, exist_ok=True)
-        if fcntl is None:
-            return made, None
-        number = os.open(folder, os.O_RDONLY)
-        if not take_lock(number):
-            os.close(number)
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(folder))
-        # Who had the lock may have taken the folder away since it was opened here.
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(number), os.stat(folder)):
-                return made, number
-        os.close(number)
-
-
 @contextmanager
-def released(made: Iterable[Path], lock: int | None) -> Iterator[None]:
-    """Unlock a folder of `claim_folder` at the end; where the block fails, remove it if empty."""
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # another process has begun to write there
-            for path in made:  # innermost first
-                path.rmdir()
-        raise
-    finally:
-        if lock is not None:
-            os.close(lock)
+def own_folder(
+    folder: Path, act: str, drafts: Iterable[str] = (), *, option: str = ""
+) -> Iterator[None]:
+    """Make a folder, and keep other writers of this kind out of it until the end of the block.
 
-
-@contextmanager
-def in_turn(path: Path, patience: float) -> Iterator[None]:
-    """Make the folder of a lock file, and wait until no other process has the lock.
-
-    Unlike `claim_folder` it is for writers of a few seconds, beside a process that has the folder.
-    The file is removed at the end, and the folder where the block fails and leaves it empty. What a
-    killed process leaves is the file without a lock, which the next one takes.
+    Drafts that killed processes left are removed. Where the block fails before anything is written,
+    the folder is taken away again.
 
     Parameters
     ----------
-    path : the lock file
-    patience : seconds to wait
+    folder : the folder
+    act : what is done there, such as "training"
+    drafts : names of files whose drafts are removed
+    option : flag that names the folder, for messages
+
+    Raises
+    ------
+    InputError
+        For a folder that cannot be made or written, or that another process has.
+    """
+    named = f"{option} {folder}".lstrip()
+    another = f"choose another {option or 'folder'}"
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder))
+        except BlockingIOError:
+            raise InputError(
+                f"another {act} writes to {named}: wait for it, stop it, or {another}"
+            ) from None
+        except OSError as error:
+            raise InputError(f"cannot make {named}: {error.strerror}; {another}") from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise InputError(f"cannot write into {named}: {another}")
+        remove_drafts(folder, drafts)
+        yield
+
+
+@contextmanager
+def locked(folder: Path, file: str = "", *, patience: float = 0.0) -> Iterator[None]:
+    """Make a folder and lock it, or a file in it, until the end of the block.
+
+    The lock is one of the kernel, which ends with the process. A lock file is for writers of a few
+    seconds beside a process that has the folder; it is removed at the end. Folders that were made
+    are removed where the block fails and leaves them empty.
+
+    Parameters
+    ----------
+    folder : the folder
+    file : name of the lock file; the folder itself without one
+    patience : seconds to wait for the lock
 
     Raises
     ------
     BlockingIOError
         Where another process has the lock for longer.
     OSError
-        For a folder that cannot be made or written.
+        For a folder that cannot be made or opened.
     """
-    end, folder = time.monotonic() + patience, path.parent
+    if fcntl is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+        return
+    end, target = time.monotonic() + patience, folder / file
     made = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
-    while (number := _taken(path)) is None:
+    while (number := _lock(folder, target)) is None:
         if time.monotonic() > end:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(target))
         time.sleep(0.01)
-    with released(made, number):
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _taken(path: Path) -> int | None:
-    """Open a lock file and take its lock; None where another process has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Who had the lock may have taken the folder away, or the file since it was opened here.
-    with suppress(FileNotFoundError):
-        number = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-        with suppress(FileNotFoundError):
-            if take_lock(number) and os.path.samestat(os.fstat(number), os.stat(path)):
-                return number
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        if file:
+            target.unlink(missing_ok=True)
+        with suppress(OSError):  # another process has begun to write there
+            for place in made if failed else ():  # innermost first
+                place.rmdir()
         os.close(number)
-    return None
+
+
+def _lock(folder: Path, target: Path) -> int | None:
+    """Open a folder or a lock file in it and take its lock; None where another process has it."""
+    flags = os.O_RDONLY if target == folder else os.O_RDWR | os.O_CREAT
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Who had the lock may have taken folder or file away, also since it was opened here.
+        with suppress(FileNotFoundError):
+            number = os.open(target, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+            if not take_lock(number):
+                os.close(number)
+                return None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(number), os.stat(target)):
+                    return number
+            os.close(number)
 
 
 def check_stored(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset | h5py.Group | None":

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
 from wflow._core.extras import install
-from wflow._core.files import in_turn, opened, read_json, read_whole, remove_drafts
+from wflow._core.files import locked, opened, read_json, read_whole, remove_drafts
 from wflow._version import __version__
 from wflow.nets import registry
 from wflow.nets.files import Kind, check_replaceable, marked, replace
@@ -220,7 +220,7 @@ def _write(network: nn.Module, folder: Path) -> None:
     whole = {"format": f"{_FORMAT}/{_VERSION}", "wflow": __version__, **config, "sha256": digest}
     text = json.dumps(whole, indent=2) + "\n"
     try:
-        with in_turn(folder / _LOCK, _PATIENCE):
+        with locked(folder, _LOCK, patience=_PATIENCE):
             for name, kind in _KINDS.items():
                 check_replaceable(folder / name, kind)
             _settle(folder)  # the last step of a save that was killed before it

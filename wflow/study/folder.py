@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wflow._core.errors import InputError
-from wflow._core.files import claim_folder, released, remove_drafts
 from wflow._core.identity import check_comparable
 from wflow._core.signals import signals_held
 from wflow.runs.disk import check_target
@@ -26,7 +25,7 @@ from wflow.runs.read import (
     parts_of,
     run_status,
 )
-from wflow.runs.results import DRAFT, summary_document
+from wflow.runs.results import summary_document
 from wflow.runs.schema import config_text
 from wflow.study.flags import Flags, flags_of
 
@@ -103,35 +102,6 @@ def refuse_existing(folder: Path, names: Iterable[str]) -> None:
                 f"{folder / name} exists: add --resume to continue it, --overwrite to replace "
                 "it, or choose another --out"
             )
-
-
-@contextmanager
-def study_folder(folder: Path) -> Iterator[None]:
-    """Make the folder and keep other studies out of it until the end.
-
-    If what follows fails before it writes anything, the folder is taken away again.
-
-    Raises
-    ------
-    InputError
-        For a folder that cannot be made or written, or in which another study is running.
-    """
-    try:
-        made, lock = claim_folder(folder)
-    except BlockingIOError:
-        raise InputError(
-            f"another study is running in --out {folder}: wait for it, stop it, or choose another "
-            "--out"
-        ) from None
-    except OSError as error:
-        raise InputError(
-            f"cannot make --out {folder}: {error.strerror}; choose a folder that can be written"
-        ) from None
-    with released(made, lock):
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise InputError(f"cannot write into --out {folder}: choose a folder that can be")
-        remove_drafts(folder, [DRAFT])
-        yield
 
 
 def earlier_results(folder: Path) -> set[str]:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflow._core.errors import InputError
+from wflow._core.files import own_folder
 from wflow._core.invocation import command_text
 from wflow._core.printable import printable
 from wflow._core.processes import check_main_guard
@@ -35,6 +36,7 @@ from wflow.distributed.client import (
     security_of,
 )
 from wflow.runs.results import (
+    DRAFT,
     REPORT,
     STUDY,
     foreign_among,
@@ -51,7 +53,6 @@ from wflow.study.folder import (
     keep_or_replace,
     log_on_stderr,
     refuse_existing,
-    study_folder,
 )
 
 if TYPE_CHECKING:
@@ -508,7 +509,7 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
     with ExitStack() as stack:
         stack.enter_context(signals_as_errors(lambda: _after_signal(flags)))
         stack.enter_context(log_on_stderr(flags.verbose))
-        stack.enter_context(study_folder(flags.out))
+        stack.enter_context(own_folder(flags.out, "study", [DRAFT], option="--out"))
         if flags.resume or flags.overwrite:
             refuse_foreign(flags.out, (*SUMMARY, "summary.md"), earlier_results(flags.out))
         else:

@@ -28,7 +28,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import lru_cache, partial
 from importlib import import_module
 from io import BufferedReader, TextIOWrapper
@@ -41,14 +41,7 @@ import numpy as np
 from wflow._core.checks import number, path_of, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.extras import install
-from wflow._core.files import (
-    claim_folder,
-    opened,
-    read_json,
-    released,
-    remove_drafts,
-    replace_file,
-)
+from wflow._core.files import opened, own_folder, replace_file
 from wflow._core.processes import check_main_guard, pool, starting_processes
 from wflow._core.progress import progress
 from wflow._version import __version__
@@ -58,12 +51,12 @@ from wflow.nets.data.token_files import (
     HALVES,
     INDEX,
     JOURNAL,
-    MOST,
+    MAX_VOCABULARY,
     PAIRS,
     SCHEMA,
+    WIDTH,
     TokenFiles,
-    digest_of,
-    read_document,
+    read_description,
     read_pairs,
 )
 from wflow.nets.data.tokenize import BytePairs
@@ -75,13 +68,13 @@ _COMMIT = 2.0  # seconds between two entries of the journal
 _LONGEST = 1 << 26  # characters of a document, bytes of a line of JSON
 _BUFFER = 1 << 20  # bytes of an unpacked file
 _ROWS = 256  # of a table at a time
-_KINDS = {"jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl", "txt": "text"}
 _PACKED = {".gz": "gzip", ".bz2": "bz2", ".lz4": "lz4", ".zst": "zstd"}
 _NAME = re.compile(
-    r".+\.(?:(jsonl|ndjson|txt|parquet|arrow)|(json|jsonl|ndjson|txt)\.(gz|bz2|lz4|zst))", re.I
+    r".+\.(?:(jsonl|ndjson|txt|parquet|arrow)|(json|jsonl|ndjson|txt)\.(?:gz|bz2|lz4|zst))", re.I
 )
 _EXPECTED = (  # lines of JSON that are packed are called .json.gz, too
-    ".jsonl, .ndjson, .txt (these and .json with .gz, .bz2, .lz4 or .zst), .parquet or .arrow"
+    ".jsonl, .ndjson, .txt (these and .json with .gz, .bz2, .lz4 or .zst), .parquet or .arrow; of "
+    "a data set that `datasets` saved, the folder of one split"
 )
 _FILE, _END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"  # begin of a file of Arrow, end of a stream
 
@@ -94,7 +87,7 @@ class Corpus(NamedTuple):
     """Files of one kind (`jsonl`, `text`, `parquet`, `arrow`), and where the text is in them."""
 
     kind: str
-    files: tuple[Path, ...]
+    files: list[Path]
     column: str = "text"
     begins: re.Pattern[str] | None = None
 
@@ -109,21 +102,19 @@ def find(source: Path, column: str = "text", begins: str | None = None) -> Corpu
     """
     if not source.exists():
         raise InputError(f"{source} does not exist; expected a file or a folder with texts")
-    files = [source]
-    if source.is_dir():
-        splits = sorted(state.parent for state in source.glob("*/state.json"))
-        if len(splits) > 1:
-            raise InputError(
-                f"{source} holds the splits {', '.join(split.name for split in splits)}: give the "
-                f"folder of one of them, such as {splits[0]}"
-            )
-        source = splits[0] if splits else source
-        if (source / "state.json").is_file():
-            files = _saved(source / "state.json")
-        else:  # macOS leaves files such as ._a.jsonl beside others
+    files, state = [source], source / "state.json"
+    if state.is_file():  # of a data set that `datasets` saved; others beside them are its caches
+        try:
             files = [
-                file for file in sorted(source.glob("[!.]*")) if _kind(file) and file.is_file()
+                source / file["filename"] for file in json.loads(state.read_bytes())["_data_files"]
             ]
+        except (LookupError, TypeError, ValueError) as error:
+            raise InputError(f"{state} names no files ({error}); save the data set again") from None
+    elif source.is_dir():  # macOS leaves files such as ._a.jsonl beside others
+        files = [file for file in sorted(source.glob("[!.]*")) if _kind(file) and file.is_file()]
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise InputError(f"{missing[0]} is missing, or no file; save the data set again")
     kinds = sorted({_kind(file) for file in files})
     if len(kinds) != 1 or not kinds[0]:
         what = f"files of several kinds: {', '.join(kinds)}" if kinds[1:] else "no texts"
@@ -131,31 +122,15 @@ def find(source: Path, column: str = "text", begins: str | None = None) -> Corpu
     if begins is not None and kinds[0] != "text":
         raise InputError(f"begins is {begins!r}, and {source} is no plain text: leave it out")
     try:
-        return Corpus(
-            kinds[0], tuple(files), column, re.compile(begins) if begins is not None else None
-        )
+        return Corpus(kinds[0], files, column, re.compile(begins) if begins is not None else None)
     except re.error as error:
         raise InputError(f"begins is {begins!r}: no regular expression ({error})") from None
-
-
-def _saved(state: Path) -> list[Path]:
-    """List the files of a data set that `datasets` saved; others beside them are its caches."""
-    try:
-        with opened(state, "a description in JSON") as file:
-            entries = read_json(file, state)["_data_files"]
-        files = [state.with_name(Path(entry["filename"]).name) for entry in entries]
-        missing = [file.name for file in files if not os.path.isfile(file)]
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{state} names no files ({error}); save the data set again") from None
-    if missing:
-        raise InputError(f"{missing[0]} is missing, which {state} names; save the data set again")
-    return files
 
 
 def _kind(file: Path) -> str:
     found = _NAME.fullmatch(file.name)
     suffix = (found[1] or found[2]).lower() if found else ""
-    return _KINDS.get(suffix, suffix)
+    return {"json": "jsonl", "ndjson": "jsonl", "txt": "text"}.get(suffix, suffix)
 
 
 def documents(corpus: Corpus, file: Path) -> Iterator[tuple[str | None, int]]:
@@ -168,10 +143,13 @@ def documents(corpus: Corpus, file: Path) -> Iterator[tuple[str | None, int]]:
         longer than 64 MiB.
     """
     read = {"jsonl": _lines, "text": _texts, "parquet": _parquet, "arrow": _arrow}[corpus.kind]
-    count = 0
+    count, packed = 0, _PACKED.get(file.suffix.lower())
     with opened(file, "a text") as raw:
         try:
-            for text in read(corpus, file, _unpacked(file, raw)):
+            unpacked = raw
+            if packed is not None:
+                unpacked = BufferedReader(_library().input_stream(raw, packed), _BUFFER)
+            for text in read(corpus, file, unpacked):
                 if not isinstance(text, str | None):
                     raise ValueError(f"{corpus.column!r} is {type(text).__name__}, expected a text")
                 yield text, raw.tell()
@@ -229,35 +207,24 @@ def _begun(stream: IO[str], begins: re.Pattern[str]) -> Iterator[str]:
         yield "".join(lines)
 
 
-def _unpacked(file: Path, raw: BufferedReader) -> BufferedReader:
-    packed = _PACKED.get(file.suffix.lower())
-    if packed is None:
-        return raw
-    return BufferedReader(_arrow_library().input_stream(raw, packed), _BUFFER)
-
-
 def _parquet(corpus: Corpus, _: Path, raw: BufferedReader) -> Iterator[Any]:
-    size, rows = os.fstat(raw.fileno()).st_size, 0
-    with _arrow_library("parquet").ParquetFile(raw) as table:
+    with _library("parquet").ParquetFile(raw) as table:
         _check_column(corpus, table.schema_arrow.names)
         for batch in table.iter_batches(_ROWS, columns=[corpus.column], use_threads=False):
-            rows += len(batch)
-            raw.seek(size * rows // table.metadata.num_rows)  # for the progress
             yield from _values(corpus, batch)
 
 
 def _arrow(corpus: Corpus, file: Path, raw: BufferedReader) -> Iterator[Any]:
-    ipc, size = _arrow_library("ipc"), os.fstat(raw.fileno()).st_size
-    stream = raw.read(len(_FILE)) != _FILE
-    raw.seek(max(0, size - len(_END)))
+    ipc, stream = _library("ipc"), raw.read(len(_FILE)) != _FILE
+    raw.seek(max(0, os.fstat(raw.fileno()).st_size - len(_END)))
     if stream and raw.read() != _END:
         raise ValueError("its end is missing")
-    with _arrow_library().memory_map(str(file)) as mapped:
+    with _library().memory_map(str(file)) as mapped:  # a batch may be larger than the memory
         reader = ipc.open_stream(mapped) if stream else ipc.open_file(mapped)
         _check_column(corpus, reader.schema.names)
         count = 0 if stream else reader.num_record_batches
-        for k, batch in enumerate(reader if stream else map(reader.get_batch, range(count))):
-            raw.seek(mapped.tell() if stream else size * (k + 1) // count)  # for the progress
+        for batch in reader if stream else map(reader.get_batch, range(count)):
+            raw.seek(mapped.tell())  # for the progress
             yield from _values(corpus, batch)
 
 
@@ -281,7 +248,7 @@ def _check_length(length: int) -> None:
         )
 
 
-def _arrow_library(part: str = "") -> Any:
+def _library(part: str = "") -> Any:
     try:
         return import_module(f"pyarrow.{part}".rstrip("."))
     except ImportError as error:
@@ -478,10 +445,10 @@ def prepare_text(
     else:
         pairs = gpt2_pairs() if tokenizer is None else read_pairs(path_of(tokenizer, "tokenizer"))
     vocabulary = BytePairs(*pairs).vocabulary
-    if vocabulary > MOST:
+    if vocabulary > MAX_VOCABULARY:
         raise InputError(
             f"the tokenizer has {vocabulary:,} tokens, and a token file has two bytes for "
-            f"each: expected at most {MOST:,}"
+            f"each: expected at most {MAX_VOCABULARY:,}"
         )
     found = [(file.name, os.stat(file)) for file in corpus.files]
     digests = [hashlib.sha256(content).hexdigest() for content in pairs]
@@ -500,14 +467,23 @@ def prepare_text(
     }
     # The times are for the journal alone: copies of a text give the same files.
     listing = [[file, status.st_size, status.st_mtime_ns] for file, status in found]
-    with _claimed(folder):
-        done = _done(folder, setting, listing, resume, overwrite)
-        if done is not None:
-            # First: by the journal the other files are known as ours.
-            _write_document(folder / JOURNAL, setting | done)
-            for file, content in zip(PAIRS, pairs, strict=True):
-                replace_file(folder / file, partial(Path.write_bytes, data=content))
-            _prepare(folder, corpus, setting, done, workers, switch(show, "show"))
+    try:
+        with own_folder(folder, "preparation", (*PAIRS, INDEX, JOURNAL)):
+            done = _earlier(folder, setting, listing, resume, overwrite)
+            if done is not None:
+                # First: by the journal the other files are known as ours.
+                journal = setting | {"listing": listing}
+                _describe(folder / JOURNAL, journal | done)
+                for file, content in zip(PAIRS, pairs, strict=True):
+                    replace_file(folder / file, partial(Path.write_bytes, data=content))
+                _write_tokens(folder, corpus, journal, done, workers, switch(show, "show"))
+                _describe(folder / INDEX, setting | _index(folder, done))
+                (folder / JOURNAL).unlink()
+    except OSError as error:  # of a disk that is full, among others
+        raise InputError(
+            f"cannot write into {folder}: {error.strerror or error}; what was finished is kept: "
+            "free space, and give the same command with --resume"
+        ) from None
     return TokenFiles(folder)
 
 
@@ -516,30 +492,15 @@ def _cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-@contextmanager
-def _claimed(folder: Path) -> Iterator[None]:
-    """Make the folder, and keep other preparations out of it."""
-    try:
-        made, lock = claim_folder(folder)
-        with released(made, lock):
-            remove_drafts(folder, (*PAIRS, INDEX, JOURNAL))
-            yield
-    except BlockingIOError:
-        raise InputError(
-            f"another preparation is running in {folder}: wait for it, stop it, or choose another "
-            "folder"
-        ) from None
-    except OSError as error:  # of a disk that is full, among others
-        raise InputError(
-            f"cannot write into {folder}: {error.strerror or error}; what was finished is kept: "
-            "free space, and give the same command with --resume"
-        ) from None
+def _describe(path: Path, content: dict[str, Any]) -> None:
+    text = json.dumps({"schema": SCHEMA, "wflow": __version__} | content, indent=1) + "\n"
+    replace_file(path, partial(Path.write_text, data=text, encoding="utf-8"))
 
 
-def _done(
+def _earlier(
     folder: Path, setting: dict[str, Any], listing: list[Any], resume: bool, overwrite: bool
 ) -> dict[str, Any] | None:
-    """Return the listing and what is done of a preparation; None of one that is finished.
+    """Return what an earlier preparation has done; None of one that is finished.
 
     Raises
     ------
@@ -549,17 +510,7 @@ def _done(
     """
     names = (INDEX, JOURNAL, *HALVES.values(), *PAIRS)
     there = [file for name in names if os.path.lexists(file := folder / name)]
-    if there and overwrite:  # what is damaged is replaced, too
-        with opened(there[0], "an index of token files") as known:
-            if SCHEMA.encode() not in known.read(1 << 20):
-                raise InputError(f"{there[0]} was not written by wflow: move it away")
-    elif there:
-        found = read_document(there[0], "an index of token files")
-    if there and not resume and not overwrite:
-        raise InputError(
-            f"{there[0]} exists: add --resume to continue, --overwrite to replace the token files, "
-            "or choose another --out"
-        )
+    found = read_description(there[0], "a description of token files") if there else {}
     if there and resume:
         finished = there[0].name == INDEX
         asked = setting if finished else setting | {"listing": listing}
@@ -572,39 +523,37 @@ def _done(
             )
         if finished:
             (folder / JOURNAL).unlink(missing_ok=True)  # a kill came before the last step
-        return None if finished else {key: found[key] for key in ("listing", *_NOTHING)}
+        return None if finished else {key: found[key] for key in _NOTHING}
+    if there and not overwrite:
+        raise InputError(
+            f"{there[0]} exists: add --resume to continue, --overwrite to replace the token files, "
+            "or choose another --out"
+        )
     for file in reversed(there):  # that by which they are known is the last
         file.unlink()
-    return {"listing": listing} | _NOTHING
+    return dict(_NOTHING)
 
 
 _NOTHING = {"end": (0, 0, 0), "bytes": (0, 0), "counts": {}}
 
 
-def _write_document(path: Path, content: dict[str, Any]) -> None:
-    document = {"schema": SCHEMA, "wflow": __version__} | content
-    document["sha256"] = digest_of(document)
-    text = json.dumps(document, indent=1) + "\n"
-    replace_file(path, partial(Path.write_text, data=text, encoding="utf-8"))
-
-
-def _prepare(
+def _write_tokens(
     folder: Path,
     corpus: Corpus,
-    setting: dict[str, Any],
+    journal: dict[str, Any],
     done: dict[str, Any],
     workers: int,
     show: bool,
 ) -> None:
-    """Write what is missing, and the journal of what is done every few seconds."""
-    sizes = [size for _, size, _ in done["listing"]]
+    """Write what is missing, and the journal of what is `done` every few seconds."""
+    sizes = [size for _, size, _ in journal["listing"]]
     workers = min(workers, 1 + (sum(sizes) - done["end"][2]) // _BATCH)
 
     def commit() -> None:
         for file in files:
             file.flush()
             os.fsync(file.fileno())
-        _write_document(folder / JOURNAL, setting | done)
+        _describe(folder / JOURNAL, journal | done)
 
     with ExitStack() as stack:
         files = [stack.enter_context(open(folder / name, "ab")) for name in HALVES.values()]
@@ -617,10 +566,10 @@ def _prepare(
             file.truncate(size)
         commit()
         last = time.monotonic()
-        label = f"preparing {setting['name']}"
+        label = f"preparing {journal['name']}"
         advance = stack.enter_context(progress(sum(sizes), label, enabled=show))
         advance(done["end"][2])
-        encode = partial(_encode, folder, setting)
+        encode = partial(_encode, folder, journal)
         results = _all(encode, _batches(corpus, sizes, done["end"]), workers)
         for (tokens, counts), end in stack.enter_context(closing(results)):
             for file, part in zip(files, tokens, strict=True):
@@ -632,18 +581,25 @@ def _prepare(
                 commit()
                 last = time.monotonic()
         commit()
+
+
+def _index(folder: Path, done: dict[str, Any]) -> dict[str, Any]:
+    """Count the documents and tokens of both parts, with the SHA-256 of each."""
     counts, parts = Counter(done["counts"]), {}
+    total = counts["train"] + counts["validation"]
     for (half, name), size in zip(HALVES.items(), done["bytes"], strict=True):
         if not counts[half]:
             raise InputError(
-                f"of {counts['train'] + counts['validation']:,} documents ({counts['empty']:,} "
-                f"more are empty) none fell into the {half} part: take another share or seed "
-                "(--validation, --seed), or another source, with --overwrite"
+                f"of {total:,} documents ({counts['empty']:,} more are empty) none fell into the "
+                f"{half} part: take another share or seed (--validation, --seed), or another "
+                "source, with --overwrite"
             )
-        with open(folder / name, "rb") as whole_part:
-            digest = hashlib.file_digest(whole_part, "sha256").hexdigest()
-        parts[half] = {"tokens": size // 2, "documents": counts[half], "sha256": digest}
-    index = {"documents": counts["train"] + counts["validation"]}
-    index |= {key: counts[key] for key in ("empty", "repaired")}
-    _write_document(folder / INDEX, setting | index | {"files": parts})
-    (folder / JOURNAL).unlink()
+        with open(folder / name, "rb") as part:
+            digest = hashlib.file_digest(part, "sha256").hexdigest()
+        parts[half] = {"tokens": size // WIDTH, "documents": counts[half], "sha256": digest}
+    return {
+        "documents": total,
+        "empty": counts["empty"],
+        "repaired": counts["repaired"],
+        "files": parts,
+    }

@@ -7,9 +7,7 @@ many tokens there are, of which vocabulary, made of what, with the SHA-256 of ev
 """
 
 import hashlib
-import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wflow._core.checks import LARGEST_WHOLE, field, path_of, whole
+from wflow._core.checks import path_of, whole
 from wflow._core.errors import InputError
 from wflow._core.files import opened, read_json, read_whole
 from wflow._core.progress import progress
@@ -28,7 +26,7 @@ INDEX = "tokens.json"
 JOURNAL = "preparing.json"  # in place of the index while the files are written
 HALVES = {"train": "train.bin", "validation": "val.bin"}
 PAIRS = ("encoder.json", "vocab.bpe")
-MOST = 1 << 16  # tokens of a vocabulary that two bytes can tell apart
+MAX_VOCABULARY = 1 << 16  # tokens of a vocabulary that two bytes can tell apart
 WIDTH = 2  # bytes of a token
 _BLOCK = 1 << 22  # bytes read at a time
 _MOST = 1 << 30  # bytes of one call: systems give at most 2 GiB
@@ -75,7 +73,7 @@ class TokenFile:
     ) -> None:
         self._path = path_of(path, "path")
         self.tokens = self._length = whole(tokens, "tokens", 0)
-        self.vocabulary = whole(vocabulary, "vocabulary", 1, most=MOST)
+        self.vocabulary = whole(vocabulary, "vocabulary", 1, most=MAX_VOCABULARY)
         if not isinstance(sha256, str):
             raise InputError(f"sha256 is {type(sha256).__name__}: expected hexadecimal digits")
         self.sha256 = sha256
@@ -260,8 +258,8 @@ class TokenFiles:
     Raises
     ------
     InputError
-        For a folder without finished token files, an index that was changed, files of another
-        length or vocabulary.
+        For a folder without finished token files, a damaged index, files of another length or
+        vocabulary.
 
     Examples
     --------
@@ -271,20 +269,20 @@ class TokenFiles:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, vocabulary: int | None = None) -> None:
-        place = path_of(folder, "folder")
-        self._folder, self.description = place, read_index(place)
-        index, found = place / INDEX, self.description
-        self.vocabulary = _count(found, "vocabulary", index, 1, MOST)
-        self.end_of_text = _count(found, "end_of_text", index, 0, MOST)
-        field(found, "name", str, index)
-        for key in ("documents", "empty", "repaired"):
-            _count(found, key, index)
-        for key in PAIRS:
-            field(field(found, "tokenizer", dict, index), key, str, index)
-        files = field(found, "files", dict, index)
-        parts = [field(files, half, dict, index) for half in HALVES]
-        for part in parts:
-            _count(part, "documents", index)
+        self._folder = place = path_of(folder, "folder")
+        index, what = place / INDEX, f"the folder in which wflow data prepare wrote {INDEX}"
+        if place.is_dir() and not index.exists() and (place / JOURNAL).exists():
+            raise InputError(
+                f"{folder} holds token files that are not finished: give the command that made "
+                "them with --resume"
+            )
+        self.description = found = read_description(index, what)
+        try:
+            self.vocabulary, self.end_of_text = int(found["vocabulary"]), int(found["end_of_text"])
+            files = [found["files"][half] for half in HALVES]
+            parts = [{key: file[key] for key in ("tokens", "sha256")} for file in files]
+        except (LookupError, TypeError, ValueError):
+            raise InputError(f"{index} is damaged: expected {what}; prepare it again") from None
         if vocabulary is not None and whole(vocabulary, "vocabulary") != self.vocabulary:
             raise InputError(
                 f"{folder} holds tokens of a vocabulary of {self.vocabulary:,}, and the network's "
@@ -292,12 +290,7 @@ class TokenFiles:
                 "the network"
             )
         self.train, self.validation = (
-            TokenFile(
-                place / name,
-                vocabulary=self.vocabulary,
-                tokens=_count(part, "tokens", index),
-                sha256=field(part, "sha256", str, index),
-            )
+            TokenFile(place / name, vocabulary=self.vocabulary, **part)
             for name, part in zip(HALVES.values(), parts, strict=True)
         )
 
@@ -359,53 +352,23 @@ def read_pairs(folder: Path) -> tuple[bytes, bytes]:
     return contents[0], contents[1]
 
 
-def _count(
-    found: Mapping[str, Any], name: str, where: Path, least: int = 0, most: float = LARGEST_WHOLE
-) -> int:
-    return whole(field(found, name, int, where), f"{name} in {where}", least, most=most)
-
-
-def digest_of(document: Mapping[str, Any]) -> str:
-    """SHA-256 of a description without its own digest."""
-    rest = {key: value for key, value in document.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def read_document(path: Path, what: str) -> dict[str, Any]:
-    """A description in JSON with its digest, as `tokens.json` is.
+def read_description(path: Path, what: str) -> dict[str, Any]:
+    """Read what tokens.json, or the journal in its place, says of token files.
 
     Raises
     ------
     InputError
-        For a file that is missing, not of this kind, or was changed.
+        For a file that is missing, damaged or of another kind.
     """
     with opened(path, what) as file:
         try:
             found = read_json(file, path)
-            digest = digest_of(found) if isinstance(found, dict) else None
         except InputError:
             raise
         except (ValueError, RecursionError):
             found = None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise InputError(f"{path} was not written by wflow: expected {what}")
-    if found.get("sha256") != digest:
-        raise InputError(f"{path} is damaged, or was edited: expected {what}; prepare it again")
-    return found
-
-
-def read_index(folder: Path) -> dict[str, Any]:
-    """What tokens.json says of a folder of finished token files.
-
-    Raises
-    ------
-    InputError
-        Where they are missing or unfinished.
-    """
-    what = f"token files: give the folder in which wflow data prepare wrote {INDEX}"
-    if folder.is_dir() and not (folder / INDEX).exists() and (folder / JOURNAL).exists():
         raise InputError(
-            f"{folder} holds token files that are not finished: give the command that made them "
-            "with --resume"
+            f"{path} is damaged, or was not written by wflow: expected {what}; move it away"
         )
-    return read_document(folder / INDEX, what)
+    return found

@@ -2,15 +2,15 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from wflow._core.errors import InputError
-from wflow._core.files import claim_folder, open_hdf5, remove_drafts
+from wflow._core.files import open_hdf5, own_folder
 from wflow.nets.files import Kind, check_replaceable, marked
 from wflow.nets.registry import check_weights, described, first_difference
 from wflow.nets.training.checkpoint import TRAINING, config_text, read
@@ -73,7 +73,7 @@ def open_folder(
         written or that another training writes to, a damaged checkpoint, one of another training,
         and foreign files at the names of those of the training.
     """
-    stack.enter_context(locked(folder))
+    stack.enter_context(own_folder(folder, "training", KINDS))
     there = [name for name in KINDS if os.path.lexists(folder / name)]
     if there and not (resume or overwrite):
         raise InputError(
@@ -84,37 +84,6 @@ def open_folder(
     for name in there:
         check_replaceable(folder / name, KINDS[name])
     return saved  # with overwrite, what is there stays until there is something in its place
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make the folder of a training and keep other trainings out of it.
-
-    The lock is one of the kernel: it ends with the process, however that ends.
-
-    Raises
-    ------
-    InputError
-        For a folder that cannot be made or written, or that another training writes to.
-    """
-    try:
-        _, number = claim_folder(folder)
-    except BlockingIOError:
-        raise InputError(
-            f"another training writes to {folder}: wait for it, stop it, or choose another folder"
-        ) from None
-    except OSError as error:
-        raise InputError(
-            f"cannot make the folder {folder}: {error.strerror}; choose another"
-        ) from None
-    try:
-        if not os.access(folder, os.W_OK):
-            raise InputError(f"cannot write into {folder}: choose a folder that can be written")
-        remove_drafts(folder, KINDS)
-        yield
-    finally:
-        if number is not None:
-            os.close(number)
 
 
 def _same_training(path: Path, config: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:

@@ -1,10 +1,8 @@
 """Files of trainings: which are replaced, and two trainings in one folder."""
 
 import contextlib
-import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -80,7 +78,7 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("make", [words, link])
 @pytest.mark.parametrize("name", [train.METRICS, train.METRICS_JSON])
 def test_a_resumed_training_does_not_replace_it_either(make, name, trained, tmp_path):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
@@ -90,7 +88,7 @@ def test_a_resumed_training_does_not_replace_it_either(make, name, trained, tmp_
         run(tmp_path, resume=True)
 
 
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("make", [words, link])
 def test_files_that_appear_during_a_training_are_kept(make, tmp_path):
     path, made = tmp_path / train.CHECKPOINT, []
 
@@ -105,7 +103,7 @@ def test_files_that_appear_during_a_training_are_kept(make, tmp_path):
     assert (now.st_mode, now.st_ino) == (made[0].st_mode, made[0].st_ino)
 
 
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("make", [words, link_to_nothing, os.mkfifo, foreign_zip])
 def test_save_model_replaces_files_of_its_own_only(make, tmp_path):
     make(tmp_path / "w.pt")
     with unchanged(tmp_path / "w.pt"), pytest.raises(InputError, match=r"w\.pt"):
@@ -121,17 +119,9 @@ def test_save_model_does_not_replace_a_checkpoint(trained, tmp_path):
     assert train.load_model(tmp_path / "w.pt", network()) == "again"
 
 
-DAMAGES = [
-    lambda raw: raw[:2000],
-    lambda raw: raw[:-9],
-    lambda raw: raw[:9000] + b"?" + raw[9001:],
-]
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_can_be_overwritten(damage, trained, tmp_path):
+def test_a_checkpoint_that_is_cut_off_can_be_overwritten(trained, tmp_path):
     path = tmp_path / train.CHECKPOINT
-    path.write_bytes(damage((trained / train.CHECKPOINT).read_bytes()))
+    path.write_bytes((trained / train.CHECKPOINT).read_bytes()[:2000])
     run(tmp_path, overwrite=True)
     train.load_model(path, network())
 
@@ -153,7 +143,7 @@ def test_reading_refuses_what_is_no_file_at_once(make, tmp_path):
             train.load_model(device, network())
 
 
-@pytest.mark.parametrize("path", ["", "\0", 3, None, b"w.pt", "x" * 300, [1], "a/" * 3000])
+@pytest.mark.parametrize("path", ["", "\0", None, b"w.pt", "x" * 300])
 def test_paths_that_name_no_file_are_refused(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for act in (
@@ -190,37 +180,7 @@ def test_a_second_training_in_a_folder_is_refused(tmp_path):
     run(tmp_path, overwrite=True)  # the lock has gone with the training
 
 
-def started(barrier, folder, seed, queue):
-    torch.set_num_threads(1)
-    settings = {"seed": seed, "steps": 100, "evaluate_every": None, "checkpoint_every": 50}
-    barrier.wait()
-    try:
-        run(folder, config=settings, overwrite=True)
-    except InputError as error:
-        queue.put((seed, str(error)))
-    else:
-        queue.put((seed, ""))
-
-
-def test_of_trainings_that_start_at_once_one_wins_and_the_files_are_its_own(tmp_path, cases):
-    if not cases(0, 1):
-        pytest.skip("starting processes takes seconds: with --long")
-    context = multiprocessing.get_context("spawn")
-    barrier, queue = context.Barrier(2), context.Queue()
-    arguments = [(barrier, tmp_path, seed, queue) for seed in range(2)]
-    processes = [context.Process(target=started, args=given) for given in arguments]
-    for process in processes:
-        process.start()
-    outcomes = dict(queue.get(timeout=120) for _ in processes)
-    for process in processes:
-        process.join()
-    assert "" in outcomes.values()
-    assert all("another training writes to" in text for text in outcomes.values() if text)
-    assert sorted(bytes_of(tmp_path)) == sorted(FILES)
-    train.load_model(tmp_path / train.CHECKPOINT, network())
-
-
-def test_a_killed_training_does_not_block_the_next(tmp_path):
+def test_a_killed_training_leaves_a_checkpoint_that_loads_and_does_not_block_the_next(tmp_path):
     program = (
         "import sys; sys.path.insert(0, 'tests')\n"
         "from trainings import *\n"
@@ -234,8 +194,12 @@ def test_a_killed_training_does_not_block_the_next(tmp_path):
             time.sleep(0.01)
         with pytest.raises(InputError, match="another training"):
             run(tmp_path, overwrite=True)
+        for _ in range(20):  # any file that a reader finds is whole
+            train.load_model(tmp_path / train.CHECKPOINT, network())
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
+    saved = torch.load(tmp_path / train.CHECKPOINT, weights_only=True)
+    assert saved["history"]["rows"].shape[0] == saved["step"] > 0
     assert_same(run(tmp_path, overwrite=True), run())
     assert sorted(bytes_of(tmp_path)) == sorted(FILES)

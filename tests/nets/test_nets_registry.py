@@ -52,26 +52,8 @@ def inputs(name):
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("name", KINDS)
-def test_a_file_gives_its_network_back(name, body, tmp_path):
+def test_a_file_and_a_configuration_give_their_network_back(name, body, tmp_path):
     net, x = made(name, body), inputs(name)
-    path = tmp_path / "w.pt"
-    train.save_model(path, net, "words")
-    before = torch.get_rng_state()
-    found = train.restore(path)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert type(found) is type(net) and str(found) == str(net)
-    assert not any(part.training for part in found.modules())
-    net.eval()
-    for one, two in zip(found(x), net(x), strict=True):
-        assert torch.equal(one, two)
-    assert len(list(found.parameters())) == len(list(net.parameters()))  # what is shared stays so
-    assert nets.config(found) == nets.config(net)
-
-
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("name", KINDS)
-def test_a_configuration_is_plain_json_and_says_all_arguments(name, body):
-    net = made(name, body)
     config = nets.config(net)
     assert json.loads(json.dumps(config, allow_nan=False)) == config
     assert config["network"] == name and ("body" in config) == (body != "discrete")
@@ -84,6 +66,17 @@ def test_a_configuration_is_plain_json_and_says_all_arguments(name, body):
         }  # fmt: skip
     again = nets.build(config)
     assert str(again) == str(net) and again.training and nets.config(again) == config
+    train.save_model(tmp_path / "w.pt", net, "words")
+    before = torch.get_rng_state()
+    found = train.restore(tmp_path / "w.pt")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert type(found) is type(net) and str(found) == str(net)
+    assert not any(part.training for part in found.modules())
+    net.eval()
+    for one, two in zip(found(x), net(x), strict=True):
+        assert torch.equal(one, two)
+    assert len(list(found.parameters())) == len(list(net.parameters()))  # what is shared stays so
+    assert nets.config(found) == config
 
 
 def test_a_checkpoint_of_a_training_gives_its_network_back(tmp_path):
@@ -96,20 +89,6 @@ def test_a_checkpoint_of_a_training_gives_its_network_back(tmp_path):
     assert torch.equal(found(inputs("GPT")).output, gpt.eval()(inputs("GPT")).output)
     with pytest.raises(InputError, match=r"checkpoint\.pt"):
         train.restore(tmp_path / train.CHECKPOINT, nets.ViT)
-
-
-def test_precisions_and_values_that_are_not_finite_come_back(tmp_path):
-    for kind in (torch.float64, torch.bfloat16):
-        net = made("GPT").to(kind)
-        with torch.no_grad():
-            net.embed.token.weight[0] = torch.nan  # shared with the head
-            net.embed.position.weight[0] = torch.inf
-        train.save_model(tmp_path / "w.pt", net)
-        found = train.restore(tmp_path / "w.pt").state_dict()
-        for name, value in net.state_dict().items():
-            assert found[name].dtype == kind
-            assert torch.equal(found[name].isnan(), value.isnan())
-            assert torch.equal(found[name].nan_to_num(), value.nan_to_num())
 
 
 def test_what_was_changed_at_inference_is_in_the_configuration():
@@ -296,17 +275,10 @@ def entry(name, value):
 
 REFUSED = {
     "'os.system'.* names no registered network: expected .*Bend": entry("network", "os.system"),
-    "'Linear'.* names no registered network": entry("network", "Linear"),
-    "names no registered network": entry("network", ["GPT"]),
     "unexpected keyword argument 'device'": argument("device", "cuda"),
     "width is '12': expected a whole number": argument("width", "12"),
-    "skip is 1: expected True or False": argument("skip", 1),
-    "norm is None": argument("norm", None),
-    "shared by 5 heads": argument("heads", 5),
     "scheme is 'magic': expected one of": of_body("scheme", "magic"),
     "ContinuousTransformer cannot be made of its arguments.* 'x'": of_body("x", 1),
-    "ContinuousTransformer cannot be made of its arguments.*blocks": of_body("blocks", []),
-    "GPT cannot be made of its arguments": entry("arguments", [3]),
     "{} names no registered network": entry("body", {}),
     r"embed.token.weight is of shape \(9, 12\) there and of shape \(10, 12\)": (
         argument("vocabulary", 10)
@@ -335,7 +307,7 @@ def test_a_configuration_that_does_not_fit_is_refused_by_name_and_takes_no_memor
     assert len(str(error.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("config", [None, 3, "GPT", [], {}, {"network": "GPT"}, {"network": {}}])
+@pytest.mark.parametrize("config", [None, {}, {"network": "GPT"}])
 def test_what_is_no_configuration_is_not_built(config):
     with pytest.raises(InputError):
         nets.build(config)

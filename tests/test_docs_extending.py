@@ -29,7 +29,8 @@ def test_the_example_of_a_section_is_short_and_runs(section, tmp_path, monkeypat
     script = tmp_path / "example.py"
     script.write_text(code)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(script)])
+    quick = ["--preset", "smoke"] if "study.command_line" in code else []
+    monkeypatch.setattr(sys, "argv", [str(script), *quick])
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:

@@ -1,5 +1,9 @@
 """The same sums as the compiled kernel, written plainly with NumPy in extended precision."""
 
+from collections.abc import Callable
+from typing import Any
+
+import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -14,6 +18,24 @@ def unit(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
 def symmetric(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
     z = rng.normal(size=shape)
     return z + np.swapaxes(z, -1, -2)
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Whether the arrays of two results are equal to the bit."""
+    return all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def by_threads(call: Callable[[], Any]) -> list[Any]:
+    """Results of a call with one thread, with two and with all."""
+    before = numba.get_num_threads()
+    results = []
+    try:
+        for threads in sorted({1, min(2, before), before}):
+            numba.set_num_threads(threads)
+            results.append(call())
+    finally:
+        numba.set_num_threads(before)
+    return results
 
 
 class Twin:
@@ -32,7 +54,7 @@ class Twin:
         self.x: Extended = np.asarray(x, np.longdouble)
         self.D: Extended = np.asarray(D, np.longdouble)
         n, heads = len(self.x), len(self.D)
-        scores = np.einsum("ia,hab,jb->hij", self.x, self.D, self.x)
+        scores = self.pairs(self.D)
         if causal:
             scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
         self.shift = scores.max(axis=2, keepdims=True)
@@ -57,33 +79,33 @@ class Twin:
             self.log_b = np.zeros_like(self.log_b)
         self.heads, self.n = heads, n
 
+    def pairs(self, matrices: ArrayLike) -> Extended:
+        """<x_i, A_h x_j>, (heads, n, n)."""
+        return self.x @ np.asarray(matrices, np.longdouble) @ self.x.T
+
     def pair_sum(self, factor: Extended) -> np.longdouble:
         """1/(2 H n^2) sum_hij U_hij factor_hij."""
         full = self.U * np.exp(self.shift) * factor
         return full.sum() / (2 * self.heads * self.n**2)
 
     def terms(self, drift=None, noise=None, sigma2=None, moved=None) -> dict[str, np.longdouble]:
-        x, one = self.x, np.longdouble(1)
-        gram = x @ x.T
+        gram = self.x @ self.x.T
         speed_sq = (self.velocity**2).sum(1)
         gbar = self.gradient * np.exp(self.log_gradient)[:, None]
         terms = {
-            "energy": self.pair_sum(one),
+            "energy": self.pair_sum(np.longdouble(1)),
             "dissipation": -(gbar * self.velocity).sum() / self.n,
             "upper_gradient_sq": (np.exp(self.log_b) * speed_sq).mean(),
             "speed_sq": speed_sq.mean(),
         }
-        if drift is not None:
-            terms["weight_power"] = self.pair_sum(np.einsum("ia,hab,jb->hij", x, drift, x))
-        if moved is not None:
-            terms["backward_work"] = self.pair_sum(np.einsum("ia,hab,jb->hij", x, moved, x))
-        if noise is not None:
-            terms["martingale"] = self.pair_sum(np.einsum("ia,hab,jb->hij", x, noise, x))
+        for name, given in (
+            ("weight_power", drift), ("backward_work", moved), ("martingale", noise)
+        ):  # fmt: skip
+            if given is not None:
+                terms[name] = self.pair_sum(self.pairs(given))
         if noise is not None and sigma2 is not None:
-            along = np.einsum("ia,hab,jb->hij", x, noise, x)
-            terms["second_variation"] = self.pair_sum(along**2 / 2)
+            terms["second_variation"] = self.pair_sum(self.pairs(noise) ** 2 / 2)
         if sigma2 is not None:
-            terms["ito_power"] = self.pair_sum(
-                np.asarray(sigma2)[:, None, None] * (1 + gram**2) / 4
-            )
+            sizes = np.asarray(sigma2)[:, None, None]
+            terms["ito_power"] = self.pair_sum(sizes * (1 + gram**2) / 4)
         return terms

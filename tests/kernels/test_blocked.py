@@ -1,11 +1,10 @@
 """The blocked sums for many coordinates against plain NumPy and against the fused sums."""
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twin import Twin, symmetric, unit
+from twin import by_threads, same, symmetric, unit
 
 from wflow.kernels.blocked import sums
 from wflow.kernels.blocked.sums import blocked_sums
@@ -46,6 +45,16 @@ def arguments(
     return (*arrays, FLOWS[flow], sign, causal, tied and not causal)
 
 
+def of_path(args, p):
+    """The input of one path; heads may be those of all paths."""
+    return (*(a[p : p + 1] if len(a) > 1 else a for a in args[:6]), *args[6:])
+
+
+def at_rest(args, D, promised=False):
+    """The same input with tied heads at rest."""
+    return (args[0], D, D, *args[3:-1], promised)
+
+
 def assert_same(found, expected, tolerance, energy_scale=1.0):
     (v, terms), (v_expected, terms_expected) = found, expected
     assert v.dtype == v_expected.dtype
@@ -61,14 +70,11 @@ def assert_same(found, expected, tolerance, energy_scale=1.0):
 @pytest.mark.parametrize(("sums", "d"), [(fused.fused_sums, 3), (blocked_sums, 12)])
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_layout_of_arrays_in_memory_does_not_change_a_bit(sums, d, tied):
-    *arrays, flow, sign, causal, same = arguments(np.random.default_rng(0), 2, 50, d, 2, tied=tied)
-    expected = sums(*arrays, flow, sign, causal, same)
-    elsewhere = [np.asfortranarray(array) for array in arrays]
+    args = arguments(np.random.default_rng(0), 2, 50, d, 2, tied=tied)
+    elsewhere = [np.asfortranarray(array) for array in args[:6]]
     for array in elsewhere:
         array.flags.writeable = False
-    found = sums(*elsewhere, flow, sign, causal, same)
-    for part, expected_part in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(part, expected_part)
+    assert same(sums(*elsewhere, *args[6:]), sums(*args))
 
 
 @settings(max_examples=60, deadline=None)
@@ -87,19 +93,6 @@ def test_every_result_equals_the_fused_sums(seed, n, d, heads, paths, size, dtyp
     tolerance = (2e-14 if dtype == "f8" else 1e-5) * (1 + size)
     scale = 10.0 + size * size
     assert_same(blocked_sums(*given_to), fused.fused_sums(*given_to), tolerance, scale)
-
-
-@pytest.mark.parametrize(("n", "d"), [(1, 9), (17, 64), (100, 12), (205, 31), (33, 2)])
-@pytest.mark.parametrize("flow", sorted(FLOWS))
-def test_every_term_equals_the_numpy_twin(n, d, flow):
-    rng = np.random.default_rng(n)
-    args = arguments(rng, 1, n, d, 3, size=4.0, flow=flow)
-    x, D, _, drift, noise, sigma2 = (a[0] for a in args[:6])
-    v, terms = blocked_sums(*args)
-    twin = Twin(x, D, flow=flow)
-    assert np.abs(v[0] - twin.velocity).max() <= 1e-13 * 4 * np.exp(4.0)
-    for name, value in twin.terms(drift, noise, sigma2).items():
-        assert terms[0, TERMS.index(name)] == pytest.approx(float(value), rel=1e-12, abs=1e-11)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -138,32 +131,22 @@ def test_a_later_token_leaves_no_trace_under_the_causal_mask():
 
 
 # (1, 333, 70, 6) has more tokens and matrices than stay near, so that tasks share panels.
+# (1, 333, 70, 6) has more tokens and matrices than stay near, so that tasks share panels.
 @pytest.mark.parametrize("shape", [(3, 61, 16, 5), (1, 333, 70, 6)])
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 def test_number_of_threads_does_not_change_a_bit(shape, dtype):
     args = arguments(np.random.default_rng(1), *shape, dtype=dtype)
     args[1][0, 1] *= 100  # this head needs a shift
-    before = numba.get_num_threads()
-    results = []
-    try:
-        for threads in sorted({1, before}):
-            numba.set_num_threads(threads)
-            v, terms = blocked_sums(*args)
-            results.append(v.tobytes() + terms.tobytes())
-    finally:
-        numba.set_num_threads(before)
-    assert len(set(results)) == 1
+    one, *more = by_threads(lambda: blocked_sums(*args))
+    assert all(same(found, one) for found in more)
 
 
 def test_paths_do_not_influence_each_other():
     """More paths than have their matrices packed at one time."""
-    rng = np.random.default_rng(2)
-    args = arguments(rng, 5, 20, 120, 11)
-    together, terms = blocked_sums(*args)
+    args = arguments(np.random.default_rng(2), 5, 20, 120, 11)
+    v, terms = blocked_sums(*args)
     for p in range(5):
-        alone, one = blocked_sums(*(a[p : p + 1] for a in args[:6]), *args[6:])
-        assert np.array_equal(alone[0], together[p])
-        assert np.array_equal(one[0], terms[p])
+        assert same(blocked_sums(*of_path(args, p)), (v[p : p + 1], terms[p : p + 1]))
 
 
 @pytest.mark.parametrize("flow", sorted(FLOWS))
@@ -174,31 +157,26 @@ def test_symmetric_heads_at_rest_give_the_sums_of_any_heads(n, d, dtype, flow):
     rng = np.random.default_rng(n)
     args = arguments(rng, 3, n, d, 2, size=8.0, flow=flow, drift=False, noise=False, dtype=dtype)
     expected = fused.fused_sums(*args)
-    tolerance = 2e-13 if dtype == "f8" else 1e-4
-    assert_same(blocked_sums(*args), expected, tolerance, 100.0)
-    x, D = args[:2]
-    assert_same(blocked_sums(x, D, D, *args[3:-1], False), expected, tolerance, 100.0)
+    for promised in (True, False):
+        found = blocked_sums(*at_rest(args, args[1], promised))
+        assert_same(found, expected, 2e-13 if dtype == "f8" else 1e-4, 100.0)
 
 
 def test_what_heads_at_rest_give_does_not_depend_on_the_other_paths():
     """Equal to those of the first path, symmetric, and neither; one head needs a shift."""
     rng = np.random.default_rng(8)
-    x, D, _, none, _, sigma2, *how = arguments(rng, 5, 20, 24, 2, drift=False, noise=False)
+    args = arguments(rng, 5, 20, 24, 2, drift=False, noise=False)
+    D = args[1]
     D[2] = D[0]
     D[3] = rng.normal(size=D[3].shape)
     D[4, 1] *= 200
-    v, terms = blocked_sums(x, D, D, none, none, sigma2, *how[:-1], False)
+    v, terms = blocked_sums(*at_rest(args, D))
     for p in range(5):
-        own = np.ascontiguousarray(D[p : p + 1])
-        alone, one = blocked_sums(
-            x[p : p + 1], own, own, none[:1], none[:1], sigma2[p : p + 1], *how[:-1], False
-        )
-        assert np.array_equal(alone[0], v[p])
-        assert np.array_equal(one[0], terms[p])
-        expected, _ = fused.fused_sums(
-            x[p : p + 1], own, own, none[:1], none[:1], sigma2[p : p + 1], *how[:-1], False
-        )
-        assert np.abs(alone - expected).max() <= 1e-12 * np.abs(expected).max()
+        own = of_path(at_rest(args, D), p)
+        own = at_rest(own, np.ascontiguousarray(own[1]))
+        assert same(blocked_sums(*own), (v[p : p + 1], terms[p : p + 1]))
+        expected, _ = fused.fused_sums(*own)
+        assert np.abs(v[p] - expected[0]).max() <= 1e-12 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("flow", sorted(FLOWS))
@@ -208,40 +186,34 @@ def test_diagonal_heads_give_the_bits_of_products(n, d, dtype, flow):
     """Values that are not the scores are multiplied as matrices, whatever is in them."""
     rng = np.random.default_rng(n)
     args = arguments(rng, 2, n, d, 3, size=8.0, flow=flow, drift=False, noise=False, dtype=dtype)
-    x, D, _, *rest = args
+    D = args[1]
     D *= np.eye(d, dtype=dtype)
     D[1, 2] *= 75 / np.abs(D[1, 2]).max()  # this head needs a shift
-    of_products = blocked_sums(x, D, D.copy(), *rest[:-1], False)
+    of_products = blocked_sums(args[0], D, D.copy(), *args[3:-1], False)
     for promised in (False, True):
-        v, terms = blocked_sums(x, D, D, *rest[:-1], promised)
-        assert np.array_equal(v, of_products[0])
-        assert np.array_equal(terms, of_products[1])
+        assert same(blocked_sums(*at_rest(args, D, promised)), of_products)
 
 
 def test_a_head_with_a_number_that_is_none_is_not_taken_for_a_diagonal_one():
-    rng = np.random.default_rng(3)
-    x, D, _, *rest = arguments(rng, 1, 20, 24, 2, drift=False, noise=False)
-    D *= np.eye(24)
+    args = arguments(np.random.default_rng(3), 1, 20, 24, 2, drift=False, noise=False)
+    D = args[1] * np.eye(24)
     D[0, 1, 2, 3] = np.nan
     for promised in (False, True):
-        v, _ = blocked_sums(x, D, D, *rest[:-1], promised)
-        assert np.isnan(v).any()
+        assert np.isnan(blocked_sums(*at_rest(args, D, promised))[0]).any()
 
 
 @pytest.mark.parametrize("packed", [1, 300_000])
 def test_batches_of_paths_do_not_change_a_bit(packed, monkeypatch):
     """Heads of all paths, by batches of one path and of some."""
-    rng = np.random.default_rng(4)
-    x, D, _, none, _, sigma2, *how = arguments(rng, 24, 20, 24, 2, drift=False, noise=False)
-    D = np.ascontiguousarray(D[:1])
-    expected = blocked_sums(x, D, D, none, none, sigma2, *how)
+    args = arguments(np.random.default_rng(4), 24, 20, 24, 2, drift=False, noise=False)
+    args = at_rest(args, np.ascontiguousarray(args[1][:1]), True)
+    expected = blocked_sums(*args)
     monkeypatch.setattr(sums, "_PACKED", packed)
     sums.plan.cache_clear()
     try:
-        found = blocked_sums(x, D, D, none, none, sigma2, *how)
+        assert same(blocked_sums(*args), expected)
     finally:
         sums.plan.cache_clear()
-    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["any", "symmetric", "diagonal"])
@@ -249,26 +221,14 @@ def test_batches_of_paths_do_not_change_a_bit(packed, monkeypatch):
 def test_heads_of_all_paths_give_the_bits_of_copies(shape, kind):
     """Each path by one thread, or shared by threads."""
     rng = np.random.default_rng(9)
-    x, D, _, none, _, sigma2, *how = arguments(rng, *shape, drift=False, noise=False)
-    D = D[:1] if kind == "symmetric" else np.ascontiguousarray(D[:1] * np.eye(shape[2]))
+    args = arguments(rng, *shape, drift=False, noise=False)
+    D = args[1][:1] if kind == "symmetric" else np.ascontiguousarray(args[1][:1] * np.eye(shape[2]))
     D = rng.normal(size=D.shape) if kind == "any" else D
-    copies = np.repeat(D, len(x), axis=0)
-    before = numba.get_num_threads()
-    expected = blocked_sums(x, copies, copies, none, none, sigma2, *how[:-1], False)
-    try:
-        for threads in sorted({1, before}):
-            numba.set_num_threads(threads)
-            v, terms = blocked_sums(x, D, D, none, none, sigma2, *how[:-1], False)
-            assert np.array_equal(v, expected[0])
-            assert np.array_equal(terms, expected[1])
-    finally:
-        numba.set_num_threads(before)
-    for p in (0, len(x) - 1):
-        alone, one = blocked_sums(
-            x[p : p + 1], D, D, none[:1], none[:1], sigma2[p : p + 1], *how[:-1], False
-        )
-        assert np.array_equal(alone[0], expected[0][p])
-        assert np.array_equal(one[0], expected[1][p])
+    v, terms = blocked_sums(*at_rest(args, np.repeat(D, shape[0], axis=0)))
+    args = at_rest(args, D)
+    assert all(same(found, (v, terms)) for found in by_threads(lambda: blocked_sums(*args)))
+    for p in (0, shape[0] - 1):
+        assert same(blocked_sums(*of_path(args, p)), (v[p : p + 1], terms[p : p + 1]))
 
 
 @pytest.mark.parametrize("dtype", ["f8", "f4"])

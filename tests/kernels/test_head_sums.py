@@ -1,13 +1,13 @@
 """`head_sums` of every implementation against plain NumPy in extended precision."""
 
-import numba
 import numpy as np
 import pytest
-from twin import unit
+from twin import by_threads, same, unit
 
 from wflow import InputError
 from wflow.kernels.evaluate import EXACT, Sums, evaluate, head_sums
 from wflow.kernels.harmonic.weighted import choose_weighted
+from wflow.kernels.pairs.plain import plain_sums
 
 FAST = Sums("fast", 1e-10)
 # Pairs up to d = 8, blocks beyond; series for d = 2 and 3; tiles of torch for any.
@@ -170,20 +170,11 @@ def test_threads_and_other_targets_do_not_change_a_bit(d, sums, weighted):
     x, y = unit(rng, 3, 2100, d), unit(rng, 3, 2500, d)
     D = matrices(rng, 2, d, [3.0, 9.0], paths=3)
     w = rng.uniform(0, 1, (3, 2500)) if weighted else None
-    threads = numba.get_num_threads()
-    results = []
-    try:
-        for number in {1, numba.config.NUMBA_NUM_THREADS}:
-            numba.set_num_threads(number)
-            results.append(head_sums(x, D, sources=y, weights=w, sums=sums))
-    finally:
-        numba.set_num_threads(threads)
-    one = head_sums(
-        x[:1, :7], D[:1], sources=y[:1], weights=None if w is None else w[:1], sums=sums
-    )
-    for found in results:
-        assert all(map(np.array_equal, found, results[0]))
-        assert np.array_equal(found.S[:1, :, :7], one.S)
+    found, *more = by_threads(lambda: head_sums(x, D, sources=y, weights=w, sums=sums))
+    assert all(same(other, found) for other in more)
+    first = w if w is None else w[:1]
+    one = head_sums(x[:1, :7], D[:1], sources=y[:1], weights=first, sums=sums)
+    assert np.array_equal(found.S[:1, :, :7], one.S)
 
 
 def test_targets_that_a_series_misses_are_summed_exactly():
@@ -226,3 +217,16 @@ def test_sums_that_do_not_exist_are_refused():
         head_sums(x, D, causal=True, sums=FAST)
     with pytest.raises(InputError, match=r"weights have shape \(1, 4\)"):
         head_sums(x, D, weights=np.ones((1, 4)))
+
+
+def test_the_plain_sums_are_their_formulas():
+    rng = np.random.default_rng(0)
+    x, y, w = unit(rng, 7, 3), rng.normal(size=(11, 3)), rng.normal(size=11)
+    D = rng.normal(size=(2, 3, 3))
+    shift, m, S, q = plain_sums(x, D, y, w)
+    U = w * np.exp(np.einsum("ia,hab,jb->hij", x, D, y))
+    grow = np.exp(shift)
+    close = {"rtol": 1e-13, "atol": 1e-13}
+    np.testing.assert_allclose(grow * m, U.sum(-1), **close)
+    np.testing.assert_allclose(grow[..., None] * S, U @ y, **close)
+    np.testing.assert_allclose(grow * q, (U * (1 + (x @ y.T) ** 2)).sum(-1), **close)

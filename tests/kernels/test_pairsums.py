@@ -1,17 +1,15 @@
 """The compiled pair sums against plain NumPy in extended precision and against mpmath."""
 
-import itertools
 import os
 import subprocess
 import sys
 
 import mpmath
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twin import Twin, symmetric, unit
+from twin import Twin, by_threads, same, symmetric, unit
 
 from wflow.attention import cloud
 from wflow.kernels.evaluate import head_sums
@@ -182,25 +180,15 @@ def test_any_number_of_tokens_fills_its_blocks_and_chunks(n):
     assert np.allclose(velocity[0], -mean, rtol=0, atol=1e-13)
 
 
-def test_number_of_threads_does_not_change_a_bit():
+@pytest.mark.parametrize(("paths", "n"), [(3, 61), (1, 700)])  # the second has two strips of pairs
+@pytest.mark.parametrize("symmetric_pass", [False, True])
+def test_number_of_threads_does_not_change_a_bit(paths, n, symmetric_pass):
     rng = np.random.default_rng(1)
-    few = unit(rng, 3, 61, 3), symmetric(rng, 3, 5, 3, 3)
-    many = unit(rng, 1, 700, 3), symmetric(rng, 1, 5, 3, 3)  # two strips of pairs
-    before = numba.get_num_threads()
-    results = []
-    try:
-        for threads in {1, before}:
-            numba.set_num_threads(threads)
-            bits = []
-            for (x, D), symmetric_pass in itertools.product((few, many), (False, True)):
-                velocity, terms = cloud.evaluate(
-                    x, D, drift=D, sigma2=np.ones(D.shape[:2]), symmetric=symmetric_pass
-                )
-                bits += [velocity.tobytes(), *(v.tobytes() for v in terms.values())]
-            results.append(bits)
-    finally:
-        numba.set_num_threads(before)
-    assert all(result == results[0] for result in results)
+    x, D = unit(rng, paths, n, 3), symmetric(rng, paths, 5, 3, 3)
+    options = {"drift": D, "sigma2": np.ones(D.shape[:2]), "symmetric": symmetric_pass}
+    (v, terms), *more = by_threads(lambda: cloud.evaluate(x, D, **options))
+    for other, table in more:
+        assert np.array_equal(other, v) and same(table.values(), terms.values())
 
 
 def test_paths_do_not_influence_each_other():
@@ -257,10 +245,8 @@ def test_heads_held_once_give_the_bits_of_copies(d, form):
     x, D = unit(rng, 5, 40, d), symmetric(rng, 1, 3, d, d)
     D = D if form == "symmetric" else rng.normal(size=D.shape)
     once = np.lib.stride_tricks.as_strided(D, (5, *D.shape[1:]), (0, *D.strides[1:]))
-    copies = np.repeat(D, 5, axis=0)
     for more in ({}, {"values": np.repeat(rng.normal(size=D.shape), 5, axis=0)}):
         how = more | {"symmetric": form == "symmetric"}
         v, terms = cloud.evaluate(x, once, **how)
-        expected, others = cloud.evaluate(x, copies, **how)
-        assert np.array_equal(v, expected)
-        assert all(np.array_equal(terms[name], value) for name, value in others.items())
+        expected, others = cloud.evaluate(x, np.repeat(D, 5, axis=0), **how)
+        assert np.array_equal(v, expected) and same(terms.values(), others.values())

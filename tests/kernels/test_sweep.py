@@ -20,7 +20,10 @@ def vectors_of(rng, count, dtype):
 @pytest.mark.parametrize("d", DIMENSIONS)
 @pytest.mark.parametrize(("blocks", "both", "dtype"), [(2, True, "f8"), (2, False, "f8"),
                                                        (1, True, "f4")])  # fmt: skip
-def test_loops_over_tokens_equal_numpy(d, blocks, both, dtype):
+def test_loops_over_tokens_equal_numpy(d, blocks, both, dtype, cases):
+    if d not in (2, 3, 8) and not cases(0, 1):
+        pytest.skip("with --long: compiled for each d")
+
     @numba.njit
     def run(dim, blocks, both, x, weight, own, z, noisy, pair, columns, first, stop, acc):
         step = x.shape[0] * lanes(x)

@@ -16,7 +16,6 @@ from wflow import (
     equilibria,
     fits,
     jko,
-    meanfield,
     metric,
     stationary,
     study,
@@ -29,7 +28,6 @@ from wflow.heads import OrnsteinUhlenbeck
 X = tokens.uniform(6, 3, seed=0)
 D = np.diag([1.0, 0.5, -0.5])[None]
 LAW = OrnsteinUhlenbeck(np.eye(3), sigma2=0.0)
-LAW2 = OrnsteinUhlenbeck(np.eye(2), sigma2=0.0)
 RUN = {"heads": 2, "t_final": 0.2, "dt": 0.1}
 
 
@@ -163,12 +161,9 @@ V1 = {"memory.limit_in_bytes": 9e9, "memory.usage_in_bytes": 3e9}
         ("", {}, np.inf),
         ("0::/a/b", {"a/b": {"memory.max": 8e9, "memory.current": 5e9}}, 3e9),
         ("0::/a/b", {"a": {"memory.max": 8e9, "memory.current": 7e9}, "a/b": {}}, 1e9),
-        ("0::/a", {"a": {"memory.max": 8e9, "memory.current": 9e9}}, 0.0),
-        ("0::/../..", {"": {"memory.max": 8e9, "memory.current": 7e9}}, 1e9),
         ("0::/", {"": {"memory.max": 8e9, "memory.current": 7e9, "memory.stat": CACHED}}, 4e9),
         ("3:cpu:/a\n4:cpuacct,memory:/a\n0::/", {"memory/a": V1}, 6e9),
         ("4:memory:/docker/host", {"memory": V1}, 6e9),
-        ("4:memory:/a", {"memory/a": {"memory.limit_in_bytes": 2**63 - 4096}}, np.inf),
         ("nonsense", {}, np.inf),
     ],
 )
@@ -293,12 +288,6 @@ def test_times_of_single_precision_are_those_of_the_steps():
 def test_a_snapshot_outside_of_the_run_is_refused_not_moved_into_it(time):
     with pytest.raises(InputError, match="between 0 and 1"):
         wflow.solve(X, LAW, heads=2, t_final=1, dt=0.1, save=wflow.SaveAt(snapshots=[0, time]))
-    mesh = meanfield.Circle(8)
-    with pytest.raises(InputError, match="between 0 and 1"):
-        meanfield.solve(
-            np.ones(8), LAW2, mesh=mesh, heads=2, t_final=1, dt=0.1,
-            save=wflow.SaveAt(snapshots=[0, time]),
-        )  # fmt: skip
 
 
 def test_a_snapshot_is_that_of_the_nearest_step_and_rounding_of_the_end_is_none_of_its_own():

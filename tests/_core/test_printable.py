@@ -35,25 +35,12 @@ def test_what_steers_a_terminal_or_is_invisible_is_an_escape() -> None:
     assert printable("a\n\tb", lines=False) == r"a\n\tb"
 
 
-WORDS = [
-    "wflow",
-    "",
-    "a b",
-    "$(touch x)",
-    "`x`",
-    "it's",
-    '"',
-    "\\",
-    "-x",
-    "a\nb",
-    "é",
-    "\x1b[31m'\\",
-]
+WORDS = ["wflow", "", "a b", "$(touch x)", "`x`", "it's", '"', "\\", "-x", "a\nb", "é"]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_a_shell_reads_the_words_of_a_command_that_is_pasted() -> None:
-    words = [*WORDS, "\x1b'\\7", os.fsdecode(b"fol\xffder7")]
+    words = [*WORDS, "\x1b[31m'\\", "\x1b'\\7", os.fsdecode(b"fol\xffder7")]
     line = shell_line(words)
     assert printable(line, lines=False) == line
     script = os.fsencode(f"printf '%s\\0' {line}")

@@ -136,13 +136,11 @@ def test_a_custom_law_is_two_callables():
 @pytest.mark.parametrize(
     ("drift", "diffusion", "message"),
     [
-        (lambda D, t: np.ones((4, 4)), None, "broadcast to"),
         (lambda D, t: None, None, "broadcast to"),
         (lambda D, t: np.ma.masked_less(D, 2.0), None, "masked entries"),
         (lambda D, t: 1e300 * D.astype(float), None, "not finite"),
         (lambda D, t: np.add(D, 1, out=D), None, r"HeadLaw\.drift"),
-        (None, lambda D, t: np.ones(7), r"HeadLaw\.diffusion"),
-        (None, lambda D, t: -1.0, "sigma is >= 0"),
+        (None, lambda D, t: -1.0, r"HeadLaw\.diffusion.*sigma is >= 0"),
     ],
 )
 def test_a_custom_law_that_misbehaves_is_named(drift, diffusion, message):
@@ -296,19 +294,14 @@ def test_a_registered_law_comes_back_from_its_configuration():
     with pytest.raises(InputError, match=r"wflow\.heads\.register"):
         law_from_config(config)
     assert register(Decay) is Decay
-    try:
-        plain = law_config(Decay(0.5))
-        assert law_from_config(plain).rate == 0.5
-        with pytest.raises(InputError, match="fingerprint"):
-            law_from_config(plain | {"rate": 2.0})
-        with pytest.raises(InputError, match="fingerprint"):
-            law_from_config({"name": "Decay", "rate": 2.0})
-        with pytest.raises(InputError, match="parameters"):
-            law_from_config(plain | {"speed": 2.0})
-        with pytest.raises(InputError, match="cannot tell"):
-            law_from_config(plain | {"fingerprint": None})
-    finally:
-        laws.LAWS.classes.pop("Decay")
+    plain = law_config(Decay(0.5))
+    assert law_from_config(plain).rate == 0.5
+    for changed, said in (
+        (plain | {"rate": 2.0}, "fingerprint"), ({"name": "Decay", "rate": 2.0}, "fingerprint"),
+        (plain | {"speed": 2.0}, "parameters"), (plain | {"fingerprint": None}, "cannot tell"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=said):
+            law_from_config(changed)
 
 
 def test_only_classes_of_laws_with_names_of_their_own_are_registered():
@@ -387,56 +380,28 @@ def test_frozen_heads_take_no_drift_that_their_configuration_would_not_show():
     ("drift", "diffusion"),
     [
         (lambda D, t: -D[0], None),  # of one path
+        (lambda D, t: -D[:1], None),
+        (lambda D, t: -np.ones((1, 1, 1, 1)), None),
         (lambda D, t: -D[:, 0], None),  # of one head
         (lambda D, t: -D[:, :1], None),
         (None, lambda D, t: np.ones(D.shape[1])),
+        (None, lambda D, t: abs(D[:1, :, 0, 0])),
         (None, lambda D, t: abs(D[:, :1, 0, 0])),
+        (None, lambda D, t: np.ones((1, 1))),
     ],
 )
-@pytest.mark.parametrize("paths", [1, 3])
-def test_what_a_law_returns_for_one_path_is_not_taken_for_all(drift, diffusion, paths):
-    class Own(HeadLaw):
-        symmetric = False
-
-        def drift(self, D, t):
-            return None if drift is None else drift(D, t)
-
-        def diffusion(self, D, t):
-            return 0.1 if diffusion is None else diffusion(D, t)
-
-    for law in (HeadLaw(drift, diffusion, symmetric=False), Own()):
-        with pytest.raises(InputError, match="real numbers"):
-            wflow.solve(
-                np.eye(3), law, heads=2, t_final=0.2, dt=0.1, paths=paths,
-                save=wflow.SaveAt(budget=False),
-            )  # fmt: skip
+def test_what_a_law_returns_for_one_path_or_head_is_not_taken_for_all(drift, diffusion):
+    law = HeadLaw(drift, diffusion, symmetric=False)
+    options = {"heads": 2, "t_final": 0.2, "dt": 0.1, "save": wflow.SaveAt(budget=False)}
+    with pytest.raises(InputError, match="real numbers"):
+        wflow.solve(np.eye(3), law, paths=3, **options)
 
 
 @pytest.mark.parametrize(
     "drift",
-    [
-        lambda D, t: -1.0,
-        lambda D, t: -np.ones((3, 3)),
-        lambda D, t: np.full(D.shape, -1, "f4"),
-    ],
+    [lambda D, t: -1.0, lambda D, t: -np.ones((3, 3)), lambda D, t: np.full(D.shape, -1, "f4")],
 )
 def test_one_number_or_matrix_is_repeated(drift):
     options = {"heads": 2, "t_final": 0.2, "dt": 0.1, "paths": 3}
     same = wflow.solve(np.eye(3), HeadLaw(lambda D, t: np.full(D.shape, -1.0)), **options)
     assert wflow.solve(np.eye(3), HeadLaw(drift), **options).energy.equals(same.energy)
-
-
-@pytest.mark.parametrize(
-    ("drift", "diffusion"),
-    [
-        (lambda D, t: -D[:1], None),
-        (lambda D, t: -np.ones((1, 1, 1, 1)), None),
-        (None, lambda D, t: abs(D[:1, :, 0, 0])),
-        (None, lambda D, t: np.ones((1, 1))),
-    ],
-)
-def test_an_axis_of_one_path_is_not_repeated(drift, diffusion):
-    law = HeadLaw(drift, diffusion, symmetric=False)
-    options = {"heads": 2, "t_final": 0.2, "dt": 0.1, "save": wflow.SaveAt(budget=False)}
-    with pytest.raises(InputError, match="real numbers"):
-        wflow.solve(np.eye(3), law, paths=3, **options)

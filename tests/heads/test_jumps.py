@@ -63,17 +63,10 @@ def test_jumps_are_kept_where_the_heads_of_a_table_jump():
     table = np.zeros((2, 1, 2, 2))
     table[1] = np.eye(2)
     law = CompoundPoisson(Schedule([0.0, 0.5], table, "constant"), 3.0, ones)
-    process = HeadProcess(law, np.zeros((1, 2, 2)), seed=1, paths=(0,))
-    for step in range(10):
-        process.advance(step, step * 0.1, 0.1, TABLEAUX["euler"])
-    apart = process.D[0, 0] - np.eye(2)
+    apart = after(law, 1, 10, 0.1)[0] - np.eye(2)
     assert apart[0, 0] == apart[0, 1] >= 1  # whole jumps, before the knot and after it
-    without = HeadProcess(
-        CompoundPoisson(Frozen(), 3.0, ones), np.zeros((1, 2, 2)), seed=1, paths=(0,)
-    )
-    for step in range(10):
-        without.advance(step, step * 0.1, 0.1, TABLEAUX["euler"])
-    np.testing.assert_allclose(apart, without.D[0, 0], atol=1e-12)
+    without = after(CompoundPoisson(Frozen(), 3.0, ones), 1, 10, 0.1)[0]
+    np.testing.assert_allclose(apart, without, atol=1e-12)
 
 
 def after(law, heads, steps, dt):

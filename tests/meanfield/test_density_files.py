@@ -133,8 +133,6 @@ def test_what_a_file_does_not_hold_is_given_again(tmp_path: Path) -> None:
     ("mesh", "says"),
     [
         ({"kind": "Circle", "cells": 18}, "cells"),
-        ({"kind": "Circle", "cells": "16"}, "names no mesh"),
-        ({"kind": "Sphere", "cells": 16}, "cells is 16"),
         ({"kind": "Fourier", "degree": 10**12}, "made again"),
     ],
 )
@@ -188,49 +186,26 @@ def dropped(name: str) -> Callable[[h5py.File], None]:
 
 
 ENERGY = "energy follows from the stored densities and heads"
-MASS = "every density has unit mass"
-MESH = "the mesh is that of the configuration"
+ENERGY_AT_0 = "energy at time 0 follows from the"
 START = "the initial densities and heads are those of the configuration"
 DAMAGE = [
-    ("noisy", scaled("density", 1.001, (1, -1)), MASS),
-    ("noisy", scaled("density_mean", 1.001, -1), MASS),
+    ("noisy", scaled("density", 1.001, (1, -1)), "every density has unit mass"),
     ("noisy", moved("density", 10.0, (2, 1)), "no density is negative"),
     ("noisy", moved("density_mean", 1e-6, (1,)), "density_mean is the mean of the densities"),
     ("noisy", moved("density", 1e-6, (1, 1)), "entropy follows from the stored densities"),
     ("noisy", moved("density", 1e-6, (1, 1)), ENERGY),
-    ("noisy", scaled("entropy", 1 + 1e-8, (2, 20)), "entropy follows from the stored densities"),
-    ("noisy", scaled("entropy", 1 + 1e-8, (2, 3)), "free_energy is that of energy and entropy"),
-    ("noisy", scaled("free_energy", 1 + 1e-8, (1, 7)), "free_energy is that of energy and entropy"),
-    ("noisy", moved("initial_density", 1e-6, ()), START),
-    (
-        "noisy", moved("initial_density", 1e-6, ()),
-        "energy at time 0 follows from the initial density and heads",
-    ),
-    ("noisy", scaled("initial_heads", 1.001), START),
-    ("noisy", scaled("centres", -1.0, 3), MESH),
-    ("noisy", scaled("areas", 1.01), MESH),
-    ("noisy", scaled("areas", 1.01), MASS),
     ("noisy", scaled("heads", 1.001, (1, 2)), ENERGY),
-    ("noisy", scaled("energy", 1.001, (2, 20)), ENERGY),
+    ("noisy", scaled("entropy", 1 + 1e-8, (2, 3)), "free_energy is that of energy and entropy"),
+    ("noisy", moved("initial_density", 1e-6, ()), START),
+    ("noisy", moved("initial_density", 1e-6, ()), f"{ENERGY_AT_0} initial density and heads"),
+    ("noisy", scaled("areas", 1.01), "the mesh is that of the configuration"),
     ("noisy", dropped("centres"), "the mesh is stored"),
-    ("noisy", dropped("entropy"), "free_energy is that of energy and entropy"),
-    ("noisy", scaled("dissipated", 1.2), "running integrals are the sums of their rates"),
     ("circle", scaled("dissipated", 1.2), "running integrals are the sums of their rates"),
     ("circle", scaled("dissipated", 1.2), "edi_residual is what its terms leave"),
-    (
-        "circle", scaled("numerical_diffusion", 1.01, (0, 1)),
-        "the first recorded step follows from the configuration",
-    ),
     ("circle", configured(kappa=0.2), "the first recorded step follows from the configuration"),
-    ("circle", configured(scheme="rk4"), "the first recorded step follows from the configuration"),
-    ("circle", configured(mesh={"kind": "Circle", "cells": 32}), MESH),
     ("fourier", scaled("spectral_tail", 1e12, (0, 5)), "every density is resolved by its modes"),
     ("fourier", moved("density", 0.01, (0, 1)), "spectral_tail follows from the stored densities"),
-    (
-        "fourier", configured(mesh={"kind": "Fourier", "degree": 8}),
-        "spectral_tail follows from the stored densities",
-    ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("run", "act", "line"), DAMAGE)
@@ -243,8 +218,7 @@ def test_every_damage_fails_its_own_line(
 
 def test_a_balance_without_the_dissipation_fails(files: dict[str, Path], tmp_path: Path) -> None:
     def act(file: h5py.File) -> None:
-        for name in ("edi_residual",):
-            file[name][...] -= file["dissipated"][...]
+        file["edi_residual"][...] -= file["dissipated"][...]
         file["dissipated"][...] = 0.0
 
     check = checks(spoiled(files["circle"], tmp_path, act))["the energy balance closes"]

@@ -139,18 +139,6 @@ def test_the_budget_closes_at_second_order(flow: Any) -> None:
     assert residuals[1] < 1e-2 and residuals[0] / residuals[1] > 3
 
 
-def test_the_budget_of_noisy_heads_closes_in_the_mean_of_short_steps() -> None:
-    law = OrnsteinUhlenbeck(np.eye(2))
-    residuals = []
-    for dt in (0.01, 0.0025):
-        run = meanfield.solve(
-            start, law, mesh=Circle(32), heads=2, t_final=0.2, dt=dt, paths=40, kappa=0.02
-        )
-        assert float(run.work_ito[:, -1].mean()) > 1e-3
-        residuals.append(float(np.sqrt((run.edi_residual[:, -1] ** 2).mean())))
-    assert residuals[1] < 0.7 * residuals[0]
-
-
 @pytest.mark.parametrize("flow", FLOWS)
 def test_the_terms_of_the_budget_are_their_sums_over_cells(flow: Any) -> None:
     kappa, sigma2, errors = 0.1, 2.0, []

@@ -17,14 +17,14 @@ def start(x):
 
 
 def strong_order(mesh, scheme, coarse, exact):
-    path = Brownian(FINE, PATHS, 2, 2, T)
-    law = on(path, OrnsteinUhlenbeck)(np.eye(2), exact=exact)
+    paths = PATHS // 2
+    law = on(Brownian(FINE, paths, 2, 2, T), OrnsteinUhlenbeck)(np.eye(2), exact=exact)
 
     def density(steps):
         run = solve(
-            start, law, mesh=mesh, heads=[np.eye(2) / 2] * 2, t_final=T, dt=T / steps, paths=PATHS,
+            start, law, mesh=mesh, heads=[np.eye(2) / 2] * 2, t_final=T, dt=T / steps, paths=paths,
             kappa=0.2, scheme=scheme if steps < FINE else "sra1",
-            save=wflow.SaveAt(paths=range(PATHS), every=steps),
+            save=wflow.SaveAt(paths=range(paths), every=steps),
         )  # fmt: skip
         return run.density.values[:, -1]
 

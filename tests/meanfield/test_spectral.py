@@ -141,26 +141,14 @@ def test_rotating_heads_carry_a_travelling_solution() -> None:
     law = HeadLaw(lambda D, t: speed * (turn @ D - D @ turn))
     modes = Fourier(20)
     shift = 2 * math.pi * 20 / modes.cells / speed  # the time of 20 nodes
-    kwargs: Any = {"kappa": 0.5, "direction": "ascent"}
     run = meanfield.solve(
         lambda x: 1 + 0.5 * x[:, 0] ** 2, law, mesh=modes, heads=D, t_final=8 * shift,
-        dt=shift / 30, save=wflow.SaveAt(snapshots=[7 * shift, 8 * shift], every=60, heads=True),
-        **kwargs,
+        dt=shift / 30, save=wflow.SaveAt(snapshots=[7 * shift, 8 * shift], every=60), kappa=0.5,
+        direction="ascent",
     )  # fmt: skip
     before, after = run.density[0].values
     assert np.ptp(after) > 0.02  # not uniform
     assert np.abs(after - np.roll(before, 20)).max() < 1e-6
-    # Finite volumes travel at the same speed, to their order.
-    kwargs |= {"heads": run.heads[0, 1].values, "t_final": 1.0}
-    exact = np.roll(before, 20)
-    angle = speed * 1.0
-    R = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-    errors = []
-    for cells in (32, 64):
-        mesh = Circle(cells)
-        found = meanfield.solve(modes.at(after, mesh.centres), law, mesh=mesh, **kwargs)
-        errors.append(mesh.integrate(np.abs(last(found) - modes.at(exact, mesh.centres @ R))))
-    assert errors[1] < 5e-3 and 3.4 < errors[0] / errors[1] < 4.6
 
 
 def test_a_turned_problem_has_the_turned_solution() -> None:

@@ -71,12 +71,11 @@ def check_same(path: Path, whole) -> None:
         assert ds.attrs["complete"] == 1
 
 
-@pytest.mark.parametrize("batch", [3, 2])
-def test_a_run_killed_twice_resumes_to_the_same_bits(tmp_path, whole, batch):
+def test_a_run_killed_twice_resumes_to_the_same_bits(tmp_path, whole):
     out = tmp_path / "run.h5"
     for mode in ("error", "resume"):
         began = time.time()
-        process = start(out, mode, batch)
+        process = start(out, mode, batch=2)
         wait_for_checkpoint(out, began)
         time.sleep(0.15)
         process.kill()
@@ -84,7 +83,7 @@ def test_a_run_killed_twice_resumes_to_the_same_bits(tmp_path, whole, batch):
         assert not out.exists()
         with pytest.warns(UserWarning, match="not complete"), wflow.open(out) as ds:
             assert ds.attrs["complete"] == 0
-    run(out, "resume", batch)
+    run(out, "resume", 2)
     check_same(out, whole)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.h5"]
 

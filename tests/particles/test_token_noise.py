@@ -77,7 +77,7 @@ def test_large_scores_keep_the_laplacian_and_overflow_is_infinite() -> None:
 def test_without_interaction_the_stationary_law_is_uniform(d) -> None:
     # All tokens start at one point; D = 0 leaves Brownian motion, of which exp(-10) is left at the
     # end in the slowest mode.
-    x0, paths = np.tile(np.eye(d)[0], (200, 1)), 10
+    x0, paths = np.tile(np.eye(d)[0], (20, 1)), 100
     dt = 0.08 / (d - 1)
     run = wflow.solve(
         x0, Frozen(), heads=np.zeros((1, d, d)), t_final=125 * dt, dt=dt, kappa=1.0, seed=4,
@@ -92,8 +92,8 @@ def test_without_interaction_the_stationary_law_is_uniform(d) -> None:
 
 def test_brownian_motion_forgets_its_start_at_the_rate_of_the_laplacian() -> None:
     # E<x_t, x_0> = exp(-kappa (d - 1) t): the first eigenvalue of the Laplacian on the sphere.
-    d, kappa, t, paths = 5, 0.3, 0.8, 100
-    x0 = np.tile(np.eye(d)[0], (200, 1))
+    d, kappa, t, paths = 5, 0.3, 0.8, 1000
+    x0 = np.tile(np.eye(d)[0], (20, 1))
     errors = []
     for dt in (0.05, 0.025):
         run = wflow.solve(
@@ -123,18 +123,6 @@ def test_energy_balance_closes_in_expectation_at_first_order() -> None:
         martingale, spread = mean_and_error(last["martingale_tokens"].values)
         assert abs(martingale) < 4 * spread
     assert means[1] / means[0] == pytest.approx(0.5, abs=0.25)
-
-
-def test_residual_of_a_path_falls_like_the_step() -> None:
-    x0, sizes, steps = wflow.tokens.uniform(30, 3, seed=1), [], (1.6e-2, 8e-3, 4e-3)
-    for dt in steps:
-        run = wflow.solve(
-            x0, Frozen(), heads=np.eye(3)[None], t_final=0.8, dt=dt, paths=60, kappa=0.4, seed=2,
-            save=wflow.SaveAt(every=100),
-        )  # fmt: skip
-        sizes.append(np.sqrt((run["edi_residual"].values[:, -1] ** 2).mean()))
-    order = np.polyfit(np.log(steps), np.log(sizes), 1)[0]
-    assert order == pytest.approx(1.0, abs=0.15)
 
 
 def test_same_seed_same_bits_for_threads_batches_and_resumed_runs(tmp_path) -> None:

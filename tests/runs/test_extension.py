@@ -134,7 +134,7 @@ OFTEN: dict[Run, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("solve", "count"),
-    [(particles, 0), (particles, 13), (densities, 3), (samples, 3), (movements, 1)],
+    [(particles, 0), (densities, 3), (samples, 3), (movements, 1)],
 )
 def test_an_extension_that_was_killed_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solve: Run, count: int

@@ -42,34 +42,17 @@ def particles(end: float, seed: int = 4, **how: Any) -> xr.Dataset:
     )  # fmt: skip
 
 
-def densities(end: float, **how: Any) -> xr.Dataset:
-    often = wflow.Compute(checkpoint_every=0.0, threads=1)
-    return wflow.meanfield.solve(
-        lambda x: 1 + 0.3 * x[:, 0], OrnsteinUhlenbeck(np.eye(2)), heads=2, t_final=end, dt=0.01,
-        paths=2, mesh=wflow.meanfield.Circle(8), save=wflow.SaveAt(snapshots=[0.0, 0.02]),
-        compute=often, **how,
-    )  # fmt: skip
-
-
-def movements(end: float, **how: Any) -> xr.Dataset:
-    return wflow.jko.minimizing_movements(
-        wflow.tokens.uniform(5, 3, seed=1), OrnsteinUhlenbeck(np.eye(3)), heads=2, t_final=end,
-        tau=0.01, checkpoint_every=0.0, **how,
-    )  # fmt: skip
-
-
 class Trial:
     """A run, and what stands under its name before it.
 
     Parameters
     ----------
-    solve : the solver
     before : makes the file that is there already
     how : `if_exists` of the run that is disturbed
     """
 
-    def __init__(self, solve: Callable[..., xr.Dataset], before: Any = None, how: str = "error"):
-        self.solve, self.before, self.how = solve, before, how
+    def __init__(self, before: Any = None, how: str = "error") -> None:
+        self.before, self.how = before, how
         self.old: bytes | None = None
         self.expected: xr.Dataset | None = None
 
@@ -85,13 +68,13 @@ class Trial:
         return out
 
     def run(self, out: Path, how: str) -> None:
-        self.solve(0.04, out=out, if_exists=how).close()
+        particles(0.04, out=out, if_exists=how).close()
 
     def check_continues(self, out: Path) -> None:
         """The run can be continued, or begun again where it had not begun, to the same bits."""
         finished = out.exists() and not out.with_name("run.h5.partial").exists()
         if self.expected is None:
-            self.expected = self.solve(0.04)
+            self.expected = particles(0.04)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*resumed from the checkpoint before")
             self.run(out, "overwrite" if self.how == "overwrite" else "resume")
@@ -105,11 +88,9 @@ class Trial:
 
 
 TRIALS = {
-    "new": Trial(particles),
-    "mean field": Trial(densities),
-    "movements": Trial(movements),
-    "extension": Trial(particles, lambda out: particles(0.02, out=out), "resume"),
-    "overwrite": Trial(particles, lambda out: particles(0.04, seed=5, out=out), "overwrite"),
+    "new": Trial(),
+    "extension": Trial(lambda out: particles(0.02, out=out), "resume"),
+    "overwrite": Trial(lambda out: particles(0.04, seed=5, out=out), "overwrite"),
 }
 
 
@@ -281,7 +262,7 @@ def chosen(calls: Disk, rng: random.Random, most: int) -> list[int]:
 def test_every_call_that_fails_ends_in_an_error_and_the_run_continues(
     tmp_path: Path, name: str, lasting: bool, cases: Cases
 ) -> None:
-    if lasting != (name in ("mean field", "overwrite")) and not cases(0, 1):
+    if lasting != (name == "overwrite") and not cases(0, 1):
         pytest.skip("with --long")
     trial = TRIALS[name]
     out = trial.prepare(tmp_path / "whole")

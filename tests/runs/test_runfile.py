@@ -84,7 +84,7 @@ def one_index(size: int):
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_place_of_an_index_agrees_with_numpy(data):
     shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
@@ -252,11 +252,3 @@ def test_digests_are_those_that_the_documentation_describes(tmp_path):
                 values = [np.swapaxes(group, 0, 1) for group in (values[:2], values[2:])]
             expected = hashlib.sha256(b"".join(part.tobytes() for part in values))
             assert found[name] == expected.hexdigest(), name
-
-
-def test_file_opens_with_h5py_and_plain_xarray(tmp_path):
-    path = finished(tmp_path / "run.h5")
-    with h5py.File(path) as file:
-        assert file["energy"].shape == (3, 6)
-    with xr.open_dataset(path, engine="h5netcdf") as ds:
-        assert ds["energy"].dims == ("path", "time")

@@ -70,17 +70,12 @@ def spoil(path: Path, damage: str) -> None:
         path.write_bytes(raw[: len(raw) // 2])
     elif damage == "flipped":
         path.write_bytes(raw[:4000] + bytes([raw[4000] ^ 255]) + raw[4001:])
-    elif damage == "foreign":
-        path.write_text("hello")
-    elif damage == "pickle":
-        with open(path, "wb") as file:
-            np.savez(file, x=np.array([print], dtype=object))
     else:
         with open(path, "wb") as file:
             np.savez(file, __created__=np.array("yesterday"))
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "foreign", "pickle", "other run"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "other run"])
 def test_a_bad_checkpoint_falls_back_to_the_one_before_it(tmp_path, damage):
     path, last = tmp_path / "run.h5", tmp_path / "run.h5.checkpoint"
     writer = RunWriter.create(path, a_layout(), attrs())
@@ -99,7 +94,7 @@ def test_a_bad_checkpoint_falls_back_to_the_one_before_it(tmp_path, damage):
         RunWriter.resume(path, CONFIG)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_truncated_file_is_refused(tmp_path, share):
     path = finished(tmp_path / "run.h5")
     raw = path.read_bytes()
@@ -111,15 +106,12 @@ def test_truncated_file_is_refused(tmp_path, share):
         RunWriter.resume(path, CONFIG)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [("hello, this is no run file", "not an HDF5 file"), (None, "does not exist")],
-)
-def test_foreign_files_are_refused(tmp_path, content, words):
+def test_foreign_and_missing_files_are_refused(tmp_path):
     path = tmp_path / "run.h5"
-    if content:
-        path.write_text(content)
-    with pytest.raises(RunFileError, match=words):
+    with pytest.raises(RunFileError, match="does not exist"):
+        open_run(path)
+    path.write_text("hello, this is no run file")
+    with pytest.raises(RunFileError, match="not an HDF5 file"):
         open_run(path)
 
 
@@ -144,7 +136,6 @@ def change(path: Path, act) -> Path:
     ("act", "message"),
     [
         (lambda f: f.attrs.__setitem__("schema", "wflow-run/99"), "wflow-run/99"),
-        (lambda f: f.attrs.__setitem__("config", "{broken"), "not a JSON object"),
         (lambda f: f.attrs.__delitem__("created"), "created"),
         (lambda f: f.__delitem__("energy"), "lacks energy"),
     ],
@@ -154,7 +145,7 @@ def test_file_that_departs_from_the_schema_is_refused(tmp_path, act, message):
         open_run(change(finished(tmp_path / "run.h5"), act))
 
 
-@pytest.mark.parametrize("limit", [100, 20_000, 200_000])
+@pytest.mark.parametrize("limit", [100, 20_000])
 def test_file_that_the_system_does_not_let_grow_leaves_nothing_behind(tmp_path, limit):
     pytest.importorskip("resource")
     done = in_child(

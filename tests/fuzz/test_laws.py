@@ -17,7 +17,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import h5py
 import notebooks
 import numpy as np
 import pytest
@@ -82,12 +81,9 @@ def close(a, b, c, args):
         b = b + 1
         return (lambda: scale())() + Target.rate + args.rate
     return assign
-SPACE = types.SimpleNamespace(
-    rate=«part of a namespace: 1|2», resume=«=part of a namespace that is not read: 1|2»
-)
 closed = close(
-    «closure of a closure: 1|2», «variable that a closure assigns: 1|2»,
-    «closure over a class: 1|2», SPACE,
+    «closure of a closure: 1|2», «variable a closure assigns: 1|2», «closure over a class: 1|2»,
+    types.SimpleNamespace(rate=«part of a namespace: 1|2», y=«=part that is not read: 1|2»),
 )
 
 INNER = «global in a comprehension: 1|2»
@@ -107,11 +103,9 @@ def imports(): return h.RATE, package.table.RATE, target, a, b
 def importing():
     from helper import LATE
 
-class Meta(type):
-    scale = «metaclass: 1|2»
 class Descriptor:
     def __get__(self, instance, owner): return «custom descriptor: 1|2»
-class Mine(Base, metaclass=Meta):
+class Mine(Base):
     «=docstring of a class: "one"|"another"»
     rate = «class attribute: 1|2»
     described = Descriptor()
@@ -151,20 +145,16 @@ class Named(NamedTuple):
 class Rate(enum.Enum):
     SLOW = «enumeration: 1|2»
     FAST = 3
-class Slots:
-    __slots__ = ("rate",)
-    def __init__(self, rate): self.rate = rate
-class Table(dict): pass
 OBJECTS = (
-    Data(«field: 1|2»), Named(«field of a named tuple: 1|2»), Slots(«slot: 1|2»),
-    Rate.«member of an enumeration: SLOW|FAST», Table(a=«item of a subclass of dict: 1|2»),
+    Data(«field: 1|2»), Named(«field of a named tuple: 1|2»),
+    Rate.«member of an enumeration: SLOW|FAST»,
 )
 M = np.zeros((9, 9))
 M[«entry of an array: 3, 4|4, 3»] = 1.0
 ARRAYS = (
     np.zeros(3, «type of an array: 'f4'|'i4'»), np.zeros(«shape of an array: (2, 3)|(3, 2)»),
     np.array([None, «array of objects: 1|2»], object), np.eye(2)«=layout of an array: |.T.copy()»,
-    np.ma.masked_array([1.0, 2.0], «mask of an array: [0, 1]|[1, 0]»), M,
+    M,
 )
 DATA = [
     {"a": («item of a list in a dict: 1|2»,), «key of a dict: 1|2»: 0}, «type of a number: 1|True»,
@@ -253,15 +243,8 @@ law = HeadLaw(make(np.random.default_rng(0)))""",
     "drift > noise > np.random.normal is a method of a random generator": """
 def noise(D): return np.random.normal()
 law = HeadLaw(lambda D, t: noise(D))""",
-    "Mine > rng is a random generator": """
-class Mine(OrnsteinUhlenbeck):
-    rng = np.random.default_rng(0)
-law = Mine(np.eye(3))""",
     "diffusion > file is an open file": """
 law = HeadLaw(None, lambda D, t, file=open(__file__): 1.0)""",
-    "drift > TABLE[1]['a'] is an iterator": """
-TABLE = [1, {"a": (i for i in range(100))}]
-law = HeadLaw(lambda D, t: -next(TABLE[1]["a"]) * D)""",
     "drift > guard is a lock": """
 import threading
 guard = threading.Lock()
@@ -275,9 +258,6 @@ import helper
 law = HeadLaw(lambda D, t: -getattr(helper, "RA" + "TE") * D)
 === helper
 RATE = 1.0""",
-    "drift > f is a ufunc": """
-f = np.frompyfunc(lambda x: -x, 1, 1)
-law = HeadLaw(lambda D, t: f(D).astype(float))""",
     "drift > T": "T = []\nfor _ in range(500): T = [T]\nlaw = HeadLaw(lambda D, t: len(T) * D)",
 }
 
@@ -442,7 +422,7 @@ def test_numbers_by_counter_are_compared_by_their_seed():
 
 
 def test_fingerprints_of_large_and_of_tangled_laws_are_quick():
-    table = np.random.default_rng(0).standard_normal(12_500_000)  # 100 MB
+    table = np.random.default_rng(0).standard_normal(2_500_000)  # 20 MB
     shared: list = [1.0]
     for _ in range(100):
         shared = [shared, shared]  # 2^100 ways to its end
@@ -478,28 +458,30 @@ def replayed(out: Path) -> Check:
     return next(check for check in verify(out).checks if check.name == step)
 
 
-@pytest.mark.parametrize(
-    ("text", "old"),
-    [(REGISTERED, "2:cpython-3.11:0123456789abcdef"), (FUNCTION, "0123456789abcdef")],
-)
-def test_a_run_whose_law_was_known_by_bytecode_says_so(text, old, tmp_path):
+def reconfigured(out, folder, change):
+    """A copy of a run file whose configuration was changed."""
+
+    def act(file):
+        config = json.loads(file.attrs["config"])
+        change(config)
+        file.attrs["config"] = json.dumps(config)
+
+    return spoiled(out, folder, act)
+
+
+def test_a_run_whose_law_was_known_by_bytecode_says_so(tmp_path):
     out, x0 = tmp_path / "run.h5", np.eye(3)
-    with loaded(write(tmp_path / "law", text)) as law:
+    with loaded(write(tmp_path / "law", REGISTERED)) as law:
         first = wflow.solve(x0, law, out=out, **OPTIONS).load()
-        config = json.loads(first.attrs["config"])
-        config["law"]["fingerprint"] = old
-        config = json.dumps(config)
-        run = spoiled(out, tmp_path, lambda file: file.attrs.update({"config": config}))
+        old = {"fingerprint": "2:cpython-3.11:0123456789abcdef"}
+        run = reconfigured(out, tmp_path, lambda config: config["law"].update(old))
         with wflow.open(run) as opened:
             assert opened.identical(first.assign_attrs(opened.attrs))
         assert replayed(run).passed is None
-        failed = [check.name for check in verify(run).checks if check.passed is False]
-        assert failed == [check.name for check in verify(out).checks if check.passed is False]
         with pytest.raises(wflow.InputError, match="bytecode"):
             wflow.solve(x0, law, out=run, if_exists="resume", **OPTIONS)
-        if text is REGISTERED:
-            with pytest.raises(wflow.InputError, match="bytecode"):
-                wflow.rerun(run)
+        with pytest.raises(wflow.InputError, match="bytecode"):
+            wflow.rerun(run)
         with pytest.warns(UserWarning, match="bytecode"):
             again = wflow.rerun(run, law=law)
         assert all(np.array_equal(first[name], again[name]) for name in first.data_vars)
@@ -510,49 +492,27 @@ def test_a_run_whose_law_was_known_by_bytecode_says_so(text, old, tmp_path):
 def test_rerun_refuses_a_configuration_that_is_not_that_of_a_whole_run(tmp_path):
     out = tmp_path / "run.h5"
     wflow.solve(np.eye(3), OrnsteinUhlenbeck(np.eye(3)), out=out, **OPTIONS).close()
-    with h5py.File(out) as file:
-        config = json.loads(file.attrs["config"])
     for change, said in (
-        (config | {"first_path": 0}, "first_path"),
-        ({key: value for key, value in config.items() if key != "dt"}, "dt"),
-        (config | {"law": 3}, "law"),
-        (config | {"law": {"name": "OrnsteinUhlenbeck", "speed": 3}}, "speed"),
-        (config | {"law": config["law"] | {"fingerprint": "0123"}}, "custom"),
+        (lambda config: config.update(first_path=0), "first_path"),
+        (lambda config: config.pop("dt"), "dt"),
+        (lambda config: config["law"].update(fingerprint="0123"), "custom"),
     ):
-        text = json.dumps(change)
-        changed = spoiled(
-            out, tmp_path, lambda file, text=text: file.attrs.update({"config": text})
-        )
         with pytest.raises(wflow.InputError, match=said):
-            wflow.rerun(changed)
+            wflow.rerun(reconfigured(out, tmp_path, change))
 
 
 def test_workers_and_studies_refuse_runs_of_a_changed_law(tmp_path):
-    flags = OutputFlags(out=tmp_path, resume=True)
+    out, flags = tmp_path / "run.h5", OutputFlags(out=tmp_path, resume=True)
     task = {"x0": np.eye(3), "paths": 2, **OPTIONS}
-    out = tmp_path / "run.h5"
-
-    def begin(law):
+    with loaded(write(tmp_path / "old", SUBCLASS)) as law:
         run = Run(problem_of_task(task | {"law": law}), out)
         compute(run.part((0, 1)))
         run.close()
-
-    with loaded(write(tmp_path / "old", SUBCLASS)) as law:
-        begin(law)
     with loaded(write(tmp_path / "new", SUBCLASS, "rate")) as law:
         with pytest.raises(wflow.WflowError, match="fingerprint"):
             Run(problem_of_task(task | {"law": law}), out, "resume")
         with pytest.raises(wflow.InputError, match="fingerprint"):
             check_output(out, task | {"law": law}, flags)
-
-    rng, out = np.random.default_rng(0), tmp_path / "other.h5"
-    law = HeadLaw(lambda D, t: rng.normal() * D)
-    with pytest.warns(UserWarning, match="rng"):
-        begin(law)
-    with pytest.raises(wflow.InputError, match="rng"):
-        Run(problem_of_task(task | {"law": law}), out, "resume")
-    with pytest.raises(wflow.InputError, match="rng"):
-        check_output(out, task | {"law": law}, flags)
 
 
 class Counting(HeadLaw):

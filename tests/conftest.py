@@ -33,7 +33,7 @@ LONGEST = (
     "studies/test_study_phase_transition.py", "meanfield/test_density_files.py",
     "studies/test_study_jko.py", "studies/test_study_networks.py", "fuzz/test_calls.py",
     "studies/test_study_rwpo_benchmarks.py", "studies/test_study_rwpo_digits.py",
-    "kernels/test_fast_sums.py", "analysis/test_verify.py", "analysis/test_stationary.py",
+    "kernels/test_fast_sums.py", "analysis/test_verify.py", "studies/test_study_noisy_tokens.py",
     "studies/test_study_trained_heads.py", "particles/test_token_noise.py", "plots/test_plots.py",
     "study/test_report.py", "test_docstrings.py", "docs/test_guide.py",
     "study/test_report_browser.py",

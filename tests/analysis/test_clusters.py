@@ -1,10 +1,11 @@
 """Clusters: known numbers of them, closed forms of entropy and order, series and limits of runs."""
 
 import math
-from itertools import combinations, permutations, product
+from itertools import product
 
 import numpy as np
 import pytest
+import xarray
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.cluster.hierarchy import fcluster, linkage
@@ -17,7 +18,6 @@ import wflow
 from wflow import clusters
 from wflow.analysis import linkage as compiled
 from wflow.heads import Frozen, OrnsteinUhlenbeck, Oscillating
-from wflow.runs import snapshots
 
 QUICK = settings(max_examples=25, deadline=None)
 SEEDS = st.integers(0, 10_000)
@@ -119,19 +119,6 @@ def test_uniform_clouds_are_not_reported_as_clusters(d):
     assert clusters.persistent_count(uniform(rng, 200, d)).persistence == 1.0
 
 
-def test_all_ways_to_find_components_agree(monkeypatch):
-    rng = np.random.default_rng(1)
-    x = np.concatenate([uniform(rng, 2500, 3), caps(rng, 5, 3, 0.05, largest=200)[0]])
-    by_pairs = clusters.labels(x, 0.04)
-    assert 20 < by_pairs.max() < len(x) - 200
-    monkeypatch.setattr(compiled, "_PAIRS", 0)
-    np.testing.assert_array_equal(clusters.labels(x, 0.04), by_pairs)
-
-
-def angle_by_arccos(x: np.ndarray, y: np.ndarray) -> float:
-    return float(np.arccos(np.clip(x @ y, -1, 1)))
-
-
 def angle_by_chord(x: np.ndarray, y: np.ndarray) -> float:
     return float(2 * np.arcsin(min(np.linalg.norm(x - y) / 2, 1)))
 
@@ -140,19 +127,16 @@ def angle_by_transport(x: np.ndarray, y: np.ndarray) -> float:
     return float(wflow.transport.distance(x[None], y[None])[0, 0])
 
 
-@pytest.mark.parametrize("angle", [angle_by_transport, angle_by_chord, angle_by_arccos])
 @pytest.mark.parametrize("d", [2, 3, 20, 300])
 @pytest.mark.parametrize(("dtype", "below"), [(np.float64, 1e-9), (np.float32, 1e-3)])
-def test_a_pair_is_joined_at_its_distance_and_not_below(angle, d, dtype, below):
+def test_a_pair_is_joined_at_its_distance_and_not_below(d, dtype, below):
     rng = np.random.default_rng(d)
     for distance in (*rng.uniform(0.1, 3, 10), 0.03):
         x, v = np.linalg.qr(rng.standard_normal((d, 2)))[0].T
         pair = np.stack([x, math.cos(distance) * x + math.sin(distance) * v]).astype(dtype)
-        if angle is angle_by_arccos and dtype == np.float32 and distance < 0.3:
-            continue  # an arccos of single precision knows these angles to a part in a thousand
-        scale = angle(*pair)
-        assert clusters.count(pair, scale) == 1
-        assert clusters.count(pair, scale * (1 - below)) == 2
+        for angle in (angle_by_transport, angle_by_chord):
+            assert clusters.count(pair, angle(*pair)) == 1
+            assert clusters.count(pair, angle(*pair) * (1 - below)) == 2
 
 
 def ring(n: int) -> np.ndarray:
@@ -166,21 +150,12 @@ def simplex(d: int) -> np.ndarray:
     return wflow.sphere.as_tokens(centred @ basis.T)
 
 
-def cell_600() -> np.ndarray:
-    golden = (1 + math.sqrt(5)) / 2
-    even = [p for p in permutations(range(4)) if sum(a > b for a, b in combinations(p, 2)) % 2 == 0]
-    signed = [[s * golden, t, u / golden, 0] for s, t, u in product((1, -1), repeat=3)]
-    snub = np.array([np.array(v)[list(p)] for v in signed for p in even]) / 2
-    return np.concatenate([np.eye(4), -np.eye(4), list(product((0.5, -0.5), repeat=4)), snub])
-
-
 POLYTOPES = {
-    **{f"{n} vertices": (ring(n), 2 * math.pi / n) for n in range(3, 41)},
-    **{f"simplex {d}": (simplex(d), math.acos(-1 / d)) for d in (2, 3, 4, 9)},
+    **{f"{n} vertices": (ring(n), 2 * math.pi / n) for n in (3, 5, 12, 29, 40)},
+    **{f"simplex {d}": (simplex(d), math.acos(-1 / d)) for d in (2, 4, 9)},
     **{f"cube {d}": (np.array(list(product((1, -1), repeat=d))) / math.sqrt(d),
                      math.acos(1 - 2 / d)) for d in (2, 3, 5)},
     **{f"cross {d}": (np.concatenate([np.eye(d), -np.eye(d)]), math.pi / 2) for d in (2, 3, 7)},
-    "600-cell": (cell_600(), math.pi / 5),
 }  # fmt: skip
 
 
@@ -216,12 +191,17 @@ def test_partitions_change_at_the_merge_heights_and_at_the_scales_of_the_persist
     assert clusters.count(x, found.scale_high) < max(found.count, 2)
 
 
-def test_large_clouds_join_ties_on_every_path(monkeypatch):
-    x = ring(2500) @ special_ortho_group.rvs(2, random_state=0)
-    gap = 2 * math.pi / 2500
+def test_all_ways_to_find_components_agree_and_join_ties(monkeypatch):
+    rng = np.random.default_rng(1)
+    x = np.concatenate([uniform(rng, 2500, 3), caps(rng, 5, 3, 0.05, largest=200)[0]])
+    by_pairs = clusters.labels(x, 0.04)
+    assert 20 < by_pairs.max() < len(x) - 200
+    turned, gap = ring(2500) @ special_ortho_group.rvs(2, random_state=0), 2 * math.pi / 2500
     for pairs in (20_000_000, 0):
         monkeypatch.setattr(compiled, "_PAIRS", pairs)
-        assert clusters.count(x, gap) == 1 and clusters.count(x, gap * (1 - 1e-9)) == 2500
+        np.testing.assert_array_equal(clusters.labels(x, 0.04), by_pairs)
+        assert clusters.count(turned, gap) == 1
+        assert clusters.count(turned, gap * (1 - 1e-9)) == 2500
 
 
 def test_distances_are_those_of_directions_where_norms_are_off():
@@ -238,14 +218,12 @@ def test_single_precision_tokens_that_agree_to_rounding_are_one():
     assert found.count == 2 and found.persistence <= math.pi / 8e-7
 
 
-def test_hundred_thousand_tokens_need_no_matrix_of_pairs():
-    rng = np.random.default_rng(2)
-    sparse = uniform(rng, 100_000, 3)
-    assert clusters.count(sparse, 1e-4) > 90_000
+def test_many_tokens_need_no_matrix_of_pairs():
+    sparse = uniform(np.random.default_rng(2), 60_000, 3)  # whose matrix has 29 GB
+    assert clusters.count(sparse, 1e-4) > 55_000
     assert clusters.count(sparse, 0.1) == 1
-    piles = np.repeat(np.eye(3), 33_000, axis=0)
-    assert clusters.count(piles, 0.01) == 3
-    np.testing.assert_array_equal(clusters.sizes(piles, 0.01), [33_000] * 3)
+    piles = np.repeat(np.eye(3), 20_000, axis=0)
+    np.testing.assert_array_equal(clusters.sizes(piles, 0.01), [20_000] * 3)
 
 
 def test_one_token_and_tokens_that_coincide():
@@ -254,13 +232,11 @@ def test_one_token_and_tokens_that_coincide():
     assert clusters.order_parameter(one) == 1 == clusters.nematic_order(one)
     same = np.repeat(uniform(np.random.default_rng(0), 3, 4), 5, axis=0)
     assert clusters.count(same, 0) == 3 == clusters.persistent_count(same).count
-    assert clusters.persistent_count(same).persistence < math.pi / 1e-8
     tight = wflow.sphere.as_tokens(one + 1e-12 * np.random.default_rng(0).normal(size=(9, 3)))
     found = clusters.persistent_count(tight)
     assert found.count == 1 and found.persistence == pytest.approx(math.pi / 1e-8)
-    far = np.array([[1.0, 0, 0], [0, 1.0, 0]])
+    far = np.eye(3)[:2]
     assert clusters.persistent_count(far).count == 2
-    assert clusters.count(far, math.pi / 2 + 1e-9) == 1 and clusters.count(far, 1.57) == 2
 
 
 def test_order_parameters_of_pairs_and_of_the_cross_polytope():
@@ -274,8 +250,8 @@ def test_order_parameters_of_pairs_and_of_the_cross_polytope():
     assert clusters.order_parameter(two) == pytest.approx(math.cos(angle / 2), rel=1e-14)
 
 
-@pytest.mark.parametrize("d", [2, 3, 8, 50])
-@pytest.mark.parametrize("bandwidth", [0.01, 0.25, 1.0, 3.0])
+@pytest.mark.parametrize("d", [2, 3, 50])
+@pytest.mark.parametrize("bandwidth", [0.01, 1.0, 3.0])
 def test_entropy_of_a_dirac_is_that_of_the_kernel(d, bandwidth):
     kappa, order = bandwidth**-2, d / 2 - 1
     bessel = ive(order, kappa)  # e^-kappa I
@@ -286,9 +262,7 @@ def test_entropy_of_a_dirac_is_that_of_the_kernel(d, bandwidth):
 
 
 def test_entropy_of_uniform_tokens_vanishes_like_its_bias():
-    even = 2 * np.pi * np.arange(64) / 64
-    circle = np.stack([np.cos(even), np.sin(even)], axis=1)
-    assert clusters.entropy(circle) == pytest.approx(0, abs=1e-12)
+    assert clusters.entropy(ring(64)) == pytest.approx(0, abs=1e-12)
     rng = np.random.default_rng(0)
     n, kappa = 400, 16.0
     fifty = np.mean([clusters.entropy(uniform(rng, n, 3)) for _ in range(30)])
@@ -372,57 +346,29 @@ def test_series_of_a_run_file_are_those_of_its_clouds(merging):
     assert np.all(np.diff(table["order_parameter"].values[:, -5:]) > -1e-12)
 
 
-def test_ties_along_a_run_are_joined(merging):
-    with wflow.open(merging) as run:
-        run = run.load().copy(deep=True)
-    run["tokens"][:] = np.pad(ring(24), ((0, 0), (0, 1)))
-    gap = math.pi / 12
+def test_ties_along_a_run_in_single_precision_are_joined():
+    x0, gap = np.pad(ring(24), ((0, 0), (0, 1))), math.pi / 12
     still = wflow.solve(
-        run["tokens"][0, 0].values, Frozen(), heads=np.zeros((1, 3, 3)), t_final=1.0, dt=0.5,
+        x0, Frozen(), heads=np.zeros((1, 3, 3)), t_final=1.0, dt=0.5,
         save=wflow.SaveAt(snapshots=[0.0, 1.0]), compute=wflow.Compute(dtype="float32"),
     )  # fmt: skip
-    for ds in (run, still):
-        table = ds.wflow.clusters(gap, quantities=["count", "largest_share"])
-        assert (table["count"] == 1).all() and (table["largest_share"] == 1).all()
-        assert (clusters.time_to_one_cluster(ds, gap) == 0).all()
-        assert (clusters.time_to_first_cluster(ds, gap, share=1.0) == 0).all()
-    assert (clusters.over_time(run, gap - 1e-9, quantities=["count"])["count"] == 24).all()
+    table = still.wflow.clusters(gap, quantities=["count", "largest_share"])
+    assert (table["count"] == 1).all() and (table["largest_share"] == 1).all()
+    assert (clusters.time_to_one_cluster(still, gap) == 0).all()
+    assert (clusters.time_to_first_cluster(still, gap, share=1.0) == 0).all()
 
 
 def test_times_of_clusters_are_first_snapshots_and_nan_for_never(merging):
     counts = clusters.over_time(merging, 0.05, quantities=["count", "largest_share"])
     times = counts["snapshot"].values
     one = clusters.time_to_one_cluster(merging, 0.05)
-    for p in range(2):
-        assert one[p] == times[np.flatnonzero(counts["count"][p] == 1)[0]]
     first = clusters.time_to_first_cluster(merging, 0.05, share=0.5)
     for p in range(2):
+        assert one[p] == times[np.flatnonzero(counts["count"][p] == 1)[0]]
         assert first[p] == times[np.flatnonzero(counts["largest_share"][p] >= 0.5)[0]]
-    assert np.all(first <= one)
-    pair = clusters.time_to_first_cluster(merging, 0.05, share=1e-6)
-    assert np.all(pair <= first)
+    assert np.all(clusters.time_to_first_cluster(merging, 0.05, share=1e-6) <= first)
     assert np.isnan(clusters.time_to_one_cluster(merging, 0)).all()
     assert one.attrs["long_name"]
-
-
-def test_series_read_some_snapshots_at_a_time(merging, monkeypatch):
-    from wflow.runs import lazy
-
-    read = []
-    plain = lazy.Values.read
-
-    def watched(self, key):
-        values = plain(self, key)
-        read.append(np.size(values))
-        return values
-
-    monkeypatch.setattr(lazy.Values, "read", watched)
-    whole = clusters.over_time(merging, 0.05, quantities=["count"])
-    assert max(read) == 2 * 25 * 24 * 3  # both paths
-    read.clear()
-    monkeypatch.setattr(snapshots, "BLOCK_BYTES", 2 * 8 * 24 * 3 + 1)
-    assert clusters.over_time(merging, 0.05, quantities=["count"]).equals(whole)
-    assert max(read) == 2 * 24 * 3
 
 
 def test_snapshots_that_were_not_recorded_are_nan(merging):
@@ -476,10 +422,10 @@ def test_noise_on_the_heads_feeds_what_the_tokens_dissipate():
     assert few.integrable in ("in expectation", "undecided", "no")
 
 
-@pytest.mark.parametrize("t_final", [0.25, 0.5, 2.0])
+@pytest.mark.parametrize("t_final", [0.25, 2.0])
 def test_a_short_run_with_noise_on_the_heads_is_never_stationary(t_final):
     law = OrnsteinUhlenbeck(np.eye(3), rate=1.0, sigma2=2.0)
-    for seed in range(8):
+    for seed in range(5):
         x0 = wflow.tokens.cross_polytope(60, 3, spread=0.05, seed=seed)
         run = wflow.solve(
             x0, law, heads=4, t_final=t_final, dt=5e-3, seed=seed,
@@ -489,9 +435,8 @@ def test_a_short_run_with_noise_on_the_heads_is_never_stationary(t_final):
 
 
 def test_a_tail_in_which_tokens_hardly_move_is_undecided():
-    run = solved(Frozen(), heads=np.eye(3)[None], direction="ascent", t_final=40.0)
-    short = run.sel(time=slice(0, 0.8))
-    limit = clusters.omega_limit(short, windows=4, tail=0.9)
+    run = solved(Frozen(), heads=np.eye(3)[None], direction="ascent", t_final=2.0)
+    limit = clusters.omega_limit(run.sel(time=slice(0, 0.8)), windows=4, tail=0.9)
     assert limit.verdict == "undecided" and "too short" in limit.reasons[0]
 
 
@@ -506,8 +451,6 @@ def test_heads_that_relax_bring_the_tokens_to_rest():
 @given(p=st.floats(-1, 4), seed=SEEDS)
 @QUICK
 def test_verdict_follows_the_exponent_of_the_decay(p, seed):
-    import xarray
-
     time = np.linspace(0, 100, 401)
     rng = np.random.default_rng(seed)
     values = (1 + time) ** -p * np.exp(0.05 * rng.standard_normal((5, 401)))
@@ -524,13 +467,6 @@ def test_verdict_follows_the_exponent_of_the_decay(p, seed):
     elif 0.7 < p < 0.9:
         assert limit.verdict == "undecided"
     assert limit.integrable == "unknown" and math.isnan(limit.w2_last)
-
-
-def test_the_limit_of_a_run_without_tokens_has_no_distance():
-    save = wflow.SaveAt(paths=())
-    x0 = wflow.tokens.uniform(5, 3)
-    bare = wflow.solve(x0, Frozen(), heads=1, t_final=1.0, dt=0.1, save=save)
-    assert math.isnan(clusters.omega_limit(bare, windows=4).w2_last)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])

@@ -226,16 +226,16 @@ def test_step_that_leaves_a_steep_start_is_judged_by_its_end() -> None:
     assert not found.converged or found.gradient_norm < 1e-8 * np.sqrt(found.distance_sq) / 0.1
 
 
-def test_large_step_is_matched_again_where_the_labels_are_not_optimal() -> None:
+def test_tokens_are_exchanged_where_the_metric_allows_it() -> None:
     # From the solution with two tokens exchanged the metric comes back to optimal labels.
     x, D = problem(11, n=8)
-    metric = W2()
-    step = StepProblem(x, D, metric, 1.0)
-    y = step.solve(0.1, tolerance=1e-9, max_iterations=100).tokens
-    b = np.ones((2, 8))
-    curve, improved = metric.reassign(np.stack([x, y[[1, 0, *range(2, 8)]]]), b)
+    swapped, b = [1, 0, *range(2, 8)], np.ones((2, 8))
+    y = StepProblem(x, D, W2(), 1.0).solve(0.1, tolerance=1e-9, max_iterations=100).tokens
+    curve, improved = W2().reassign(np.stack([x, y[swapped]]), b)
     assert improved and np.array_equal(curve[1], y)
-    assert not metric.reassign(np.stack([x, y]), b)[1]
+    assert not W2().reassign(np.stack([x, y]), b)[1]
+    masses = Masses(np.arange(1.0, 9.0))
+    assert not masses.reassign(np.stack([x, y[swapped]]), b * masses.masses)[1]
 
 
 # The energy identity.
@@ -261,10 +261,8 @@ def test_slope_of_the_interpolation_is_its_speed_in_w2_and_to_first_order_in_wb(
     for tau in (0.02, 0.01):
         terms = jko.energy_inequality(x, D, tau, metric=metric, nodes=5)
         gaps.append(abs(terms.slope_term / terms.interpolation_term - 1))
-    if metric == "w2":
-        assert max(gaps) < 1e-8
-    else:
-        assert 1e-9 < gaps[1] < 1e-3 and gaps[0] / gaps[1] > 1.8
+    assert max(gaps) < 1e-8 if metric == "w2" else 1e-9 < gaps[1] < 1e-3
+    assert metric == "w2" or gaps[0] / gaps[1] > 1.8
 
 
 @METRICS
@@ -272,12 +270,10 @@ def test_variational_interpolation_ends_at_the_step_and_begins_at_the_start(metr
     x, D = problem(10)
     end = jko.variational_interpolation(x, D, 0.1, 0.1, metric=metric)
     assert np.array_equal(end.tokens, jko.step(x, D, 0.1, metric=metric).tokens)
-    distances, energies = [], []
-    for r in (1e-4, 0.02, 0.05, 0.1):
-        at = jko.variational_interpolation(x, D, 0.1, r, metric=metric)
-        distances.append(at.distance_sq)
-        energies.append(at.energy_after)
-    assert np.all(np.diff(distances) > 0) and np.all(np.diff(energies) < 0)  # [AGS] Lemma 3.1.2
+    path = [jko.variational_interpolation(x, D, 0.1, r, metric=metric) for r in (1e-4, 0.02, 0.05)]
+    distances = [at.distance_sq for at in (*path, end)]
+    assert np.all(np.diff(distances) > 0)  # [AGS] Lemma 3.1.2
+    assert np.all(np.diff([at.energy_after for at in (*path, end)]) < 0)
     assert np.sqrt(distances[0]) < 1e-3
 
 
@@ -355,23 +351,12 @@ def test_energy_identity_closes_in_custom_metrics(metric) -> None:
     assert terms.slope_term == pytest.approx(terms.interpolation_term, rel=5e-3)
 
 
-def test_tokens_are_exchanged_where_the_metric_allows_it() -> None:
-    x, _ = problem(20, n=6)
-    crossed = np.stack([x, x[[1, 0, 2, 3, 4, 5]]])
-    masses = np.arange(1.0, 7.0)
-    b = np.broadcast_to(masses, (2, 6))
-    assert np.array_equal(Metric().reassign(crossed, np.ones((2, 6)))[0][1], x)
-    curve, improved = Masses(masses).reassign(crossed, b)
-    assert not improved and np.array_equal(curve, crossed)
-
-
 def test_configuration_identifies_a_custom_metric_by_its_code_and_data() -> None:
     x, D = problem(21, n=5)
 
     def config(metric: Metric) -> dict:
-        run = jko.minimizing_movements(
-            x, heads.Frozen(), heads=D, t_final=0.1, tau=0.1, metric=metric
-        )
+        options = {"heads": D, "t_final": 0.1, "tau": 0.1, "metric": metric}
+        run = jko.minimizing_movements(x, heads.Frozen(), **options)
         assert run.attrs["metric"] == type(metric).__name__
         assert run.attrs["gradient_flow"] == "s gbar/b"
         return json.loads(run.attrs["config"])["metric"]
@@ -380,19 +365,13 @@ def test_configuration_identifies_a_custom_metric_by_its_code_and_data() -> None
     assert found["name"] == "Along" and found["strength"] == 2.0 and found["axis"] == [0, 0, 1]
     assert found == config(Along(E, 2.0)) and found["fingerprint"]
     assert found["fingerprint"] != config(Along(E, 2.5))["fingerprint"]
-    hidden = Masses(np.ones(5))
-    hidden.noise = np.random.default_rng(0)
-    found = config(hidden)
-    assert found["fingerprint"] is None and "random generator" in found["not_comparable"]
 
 
 SYMMETRIC_TABLE = 0.3 * symmetric(np.random.default_rng(0), 3, 2, 3, 3)
 LAWS = {
     "ou": (heads.OrnsteinUhlenbeck(np.eye(3)), 3, "euler"),
     "ou exact": (heads.OrnsteinUhlenbeck(np.eye(3), exact=True), 3, "euler"),
-    "oscillating": (heads.Oscillating(3), 3, "euler"),
     "oscillating rk4": (heads.Oscillating(3, "common"), 2, "rk4"),
-    "frozen": (heads.Frozen(), 2, "euler"),
     "constant": (heads.Schedule([0, 0.1, 0.2], SYMMETRIC_TABLE, "constant"), None, "euler"),
     "linear": (heads.Schedule([0, 0.1, 0.2], SYMMETRIC_TABLE), None, "heun"),
     "own": (heads.HeadLaw(lambda D, t: -D, 0.5), 2, "euler"),
@@ -407,10 +386,8 @@ def test_head_path_is_that_of_solve_bit_for_bit(name) -> None:
         x, law, heads=count, t_final=0.4, dt=0.05, paths=3, seed=7, scheme=scheme,
         save=wflow.SaveAt(heads=True, snapshots=[0, 0.1, 0.2, 0.3, 0.4], paths=[2]),
     )  # fmt: skip
-    path = list(
-        head_path(law, heads=count, d=3, t_final=0.4, dt=0.05, seed=7, path=2, scheme=scheme,
-                  every=2)
-    )  # fmt: skip
+    path = list(head_path(law, heads=count, d=3, t_final=0.4, dt=0.05, seed=7, path=2,
+                          scheme=scheme, every=2))  # fmt: skip
     assert [t for t, _ in path] == run["snapshot"].values.tolist()
     assert np.array_equal(np.stack([D for _, D in path]), run["heads"].values[0])
 
@@ -424,12 +401,8 @@ def test_all_head_laws_run_and_use_the_heads_at_the_end_of_each_step(metric, nam
                                    path=1, metric=metric, scheme=scheme)  # fmt: skip
     assert run["converged"].all() and (run["inequality_gap"] >= -1e-14).all()
     assert run["tokens"].shape == (4, 6, 3) and np.allclose(run["time"], [0, 0.1, 0.2, 0.3])
-    path = dict(
-        enumerate(
-            head_path(law, heads=count, d=3, t_final=0.3, dt=0.025, seed=3, path=1, scheme=scheme,
-                      every=4)
-        )
-    )  # fmt: skip
+    path = list(head_path(law, heads=count, d=3, t_final=0.3, dt=0.025, seed=3, path=1,
+                          scheme=scheme, every=4))  # fmt: skip
     for k in range(4):
         D = path[k][1]
         clouds = run["tokens"].values
@@ -457,9 +430,10 @@ def test_noisy_heads_give_the_same_path_as_an_explicit_run_to_first_order() -> N
 
 
 def test_law_that_lies_about_symmetry_or_runs_away_is_found_out() -> None:
-    lie = heads.HeadLaw(lambda D, t: np.triu(np.ones((3, 3))))
+    one = {"heads": np.eye(3)[None], "d": 3}
     with pytest.raises(InputError, match="asymmetric"):
-        list(head_path(lie, heads=np.eye(3)[None], d=3, t_final=1.0, dt=0.1))
+        lie = heads.HeadLaw(lambda D, t: np.triu(np.ones((3, 3))))
+        list(head_path(lie, **one, t_final=1.0, dt=0.1))
     grow = heads.HeadLaw(lambda D, t: np.minimum(1e300 * np.abs(D) + 1e300, 1e308))
     with np.errstate(over="ignore", invalid="ignore"), pytest.raises(BlowUpError, match="finite"):
-        list(head_path(grow, heads=np.eye(3)[None], d=3, t_final=100.0, dt=10.0))
+        list(head_path(grow, **one, t_final=100.0, dt=10.0))

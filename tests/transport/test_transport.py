@@ -1,6 +1,5 @@
 """Distances between clouds: a metric, exact where it says so, honest where it is not."""
 
-import math
 import subprocess
 import sys
 import warnings
@@ -195,7 +194,7 @@ def test_clouds_a_hundred_millionth_apart_have_their_distance():
 # --- circle ---
 
 
-@given(SEEDS, SIZES, SIZES, POWERS, st.booleans(), st.booleans())
+@given(SEEDS, SIZES | st.just(300), SIZES, POWERS, st.booleans(), st.booleans())
 @settings(QUICK, max_examples=60)
 def test_circle_agrees_with_the_simplex(seed, n, m, p, weighted, tight):
     x, y = cloud(n, 2, seed), cloud(m, 2, seed + 1)
@@ -223,7 +222,7 @@ def test_weighted_cloud_on_the_circle_is_at_distance_zero_from_itself():
     assert transport.w2(x, x[order], weights_x=a, weights_y=a[order]) == 0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_tokens_of_hardly_any_weight_do_not_mislead_the_circle(seed):
     rng = np.random.default_rng(seed)
     for n, m, p in ((8, 3, 2.0), (4, 4, 3.0), (4, 2, 1.0)):
@@ -231,19 +230,12 @@ def test_tokens_of_hardly_any_weight_do_not_mislead_the_circle(seed):
         a, b = rng.random(n) ** rng.choice([1, 20]), rng.random(m) ** 20
         a[0], b[0], b[-1] = 1e-25, 1e-25, 1e-16
         options = {"weights_x": a / a.sum(), "weights_y": b / b.sum()}
-        for first, second in (("circle", "exact"), ("sliced", "circle")):
-            got, exact = (
-                transport.wasserstein(x, y, p, method=method, **options) ** p
-                for method in (first, second)
-            )
-            assert got == pytest.approx(exact, rel=1e-9, abs=1e-12)
-
-
-def test_circle_is_exact_for_many_tokens():
-    x, y = cloud(800, 2, 0), cloud(800, 2, 1)
-    for p in (1, 2):
-        want = by_simplex(x, y, p)
-        assert transport.wasserstein(x, y, p) == pytest.approx(want, rel=1e-12)
+        exact, circle, sliced = (
+            transport.wasserstein(x, y, p, method=method, **options) ** p
+            for method in ("exact", "circle", "sliced")
+        )
+        assert circle == pytest.approx(exact, rel=1e-9, abs=1e-12)
+        assert sliced == pytest.approx(circle, rel=1e-9, abs=1e-12)
 
 
 # --- entropic and sliced ---
@@ -282,21 +274,6 @@ def test_entropic_says_when_the_bounds_stay_apart():
     with pytest.warns(UserWarning, match="further apart"):
         transport.w2(x, y, method="entropic", reg=0.5)
     assert transport.entropic(x[:1], x[:1]) == (0, 0, 0, True)
-
-
-def test_potentials_of_one_temperature_are_those_of_pot():
-    from wflow.transport import sinkhorn as own
-
-    x, y = cloud(40, 3, 0), cloud(30, 3, 1)
-    a, b, costs = weights(40, 0), weights(30, 1), transport.distance(x, y) ** 2
-    eps = 0.05
-    options = {"method": "sinkhorn_log", "numItermax": 5000, "stopThr": 1e-14, "warn": False}
-    pot = load_pot().sinkhorn(a, b, costs, eps, **options)
-    f, g, _ = own._iterate(
-        own._Costs(costs), np.zeros(40), np.zeros(30), b, np.log(a), np.log(b), eps, 500, 1e-14
-    )
-    ours = np.outer(a, b) * np.exp((f[:, None] + g - costs) / eps)
-    assert np.allclose(ours, pot, atol=1e-10)
 
 
 def test_sliced_is_the_distance_itself_on_the_circle_and_pots_elsewhere():
@@ -366,8 +343,7 @@ def test_map_of_equal_sizes_is_the_assignment_and_otherwise_the_mean_of_the_plan
 
 
 def test_assignment_on_the_circle_is_a_permutation_where_best_cuts_fill_an_interval():
-    angles = np.array([[np.pi / 2, np.pi / 2 + 0.3, 0.0], [-np.pi / 2, -np.pi / 2, 0.0]])
-    x, y = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+    x, y = arc([np.pi / 2, np.pi / 2 + 0.3, 0.0]), arc([-np.pi / 2, -np.pi / 2, 0.0])
     labels = transport.assignment(x, y, 1.0)
     assert sorted(labels) == [0, 1, 2]
     paid = transport.distance(x, y)[np.arange(3), labels].mean()
@@ -401,51 +377,39 @@ def softmax(rng: np.random.Generator, n: int, dtype: type) -> np.ndarray:
 def test_weights_sum_to_one_to_the_rounding_of_their_type(dtype):
     rng = np.random.default_rng(0)
     x, y = cloud(7, 3, 0), cloud(5, 3, 1)
-    weights = softmax(rng, 7, dtype)
-    double = weights.astype(float) / weights.astype(float).sum()
+    given = softmax(rng, 7, dtype)
+    double = given.astype(float) / given.astype(float).sum()
     for call in (transport.w2, transport.plan, transport.transport_map, transport.entropic):
         want = call(x, y, weights_x=double)
-        np.testing.assert_allclose(call(x, y, weights_x=weights), want, rtol=1e-12)
-    for _ in range(60):
-        weights = softmax(rng, 7, dtype)
-        taken = distances._weights(list(weights), 7, "weights_x")
-        np.testing.assert_allclose(taken, weights / weights.sum(dtype=float), rtol=1e-15)
-    for n in (1, 2, 1000, 100_000):
-        distances._weights(softmax(rng, n, np.float32), n, "weights_x")
+        np.testing.assert_allclose(call(x, y, weights_x=given), want, rtol=1e-12)
+    for n in (2, 7, 1000, 100_000):
+        given = softmax(rng, n, np.float32)
+        taken = distances._weights(list(given), n, "weights_x")
+        np.testing.assert_allclose(taken, given / given.sum(dtype=float), rtol=1e-15)
     off = np.full(4, 0.25, dtype) * dtype(1 + 100 * np.finfo(dtype).eps)
-    with pytest.raises(InputError, match="sum to"):
-        transport.w2(x[:4], y, weights_x=off)
-    for wrong in (-off, np.zeros(4, dtype), off * dtype(np.nan)):
+    for wrong in (off, -off, np.zeros(4, dtype), off * dtype(np.nan)):
         with pytest.raises(InputError, match="weights_x"):
             transport.w2(x[:4], y, weights_x=wrong)
 
 
-def test_weights_in_double_precision_are_close_to_one_and_keep_their_bits():
-    weights = np.random.default_rng(0).random(6)
-    weights /= weights.sum()
-    while math.fsum(weights) != 1:
-        weights[0] += 1 - math.fsum(weights)
-    assert distances._weights(weights, 6, "weights_x").tobytes() == weights.tobytes()
-    for wrong in (
-        weights * (1 + 3e-8),
-        (weights * (1 + 3e-8)).tolist(),
-        np.longdouble(weights) * 1.1,
-    ):
+def test_weights_in_double_precision_are_close_to_one():
+    x, y, given = cloud(6, 3, 0), cloud(5, 3, 1), weights(6, 0)
+    for wrong in (given * (1 + 3e-8), (given * (1 + 3e-8)).tolist(), np.longdouble(given) * 1.1):
         with pytest.raises(InputError, match="in double precision"):
-            distances._weights(wrong, 6, "weights_x")
+            transport.w2(x, y, weights_x=wrong)
 
 
 def test_softmax_of_torch_is_taken_as_weights():
     torch = pytest.importorskip("torch")
-    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(30, generator=torch.Generator().manual_seed(0))
     x, y = cloud(30, 3, 0), cloud(4, 3, 1)
     for dtype in (torch.float32, torch.float16):
-        weights = torch.softmax(torch.randn(30, generator=generator), 0).to(dtype)
-        want = transport.w2(x, y, weights_x=(weights.double() / weights.double().sum()).numpy())
-        assert transport.w2(x, y, weights_x=weights) == pytest.approx(want, rel=1e-12)
-        assert transport.w2(x, y, weights_x=list(weights)) == pytest.approx(want, rel=1e-12)
+        given = torch.softmax(logits, 0).to(dtype)
+        want = transport.w2(x, y, weights_x=(given.double() / given.double().sum()).numpy())
+        for form in (given, list(given)):
+            assert transport.w2(x, y, weights_x=form) == pytest.approx(want, rel=1e-12)
     with pytest.raises(InputError, match="bfloat16"):
-        transport.w2(x, y, weights_x=weights.bfloat16())
+        transport.w2(x, y, weights_x=given.bfloat16())
 
 
 def test_pot_comes_without_the_array_libraries_and_leaves_the_environment_alone():

@@ -96,9 +96,7 @@ def test_the_currents_are_of_second_order():
     t = 0.5 * (nodes + 1)
     sides = [(np.stack([t, 0 * t], 1), -K[1]), (np.stack([0 * t + 1, t], 1), K[0]),
              (np.stack([t, 0 * t + 1], 1), K[1]), (np.stack([0 * t, t], 1), -K[0])]  # fmt: skip
-    truth = np.array(
-        [0.5 * weights @ (np.exp(s @ A) * slope * exponential(s)[:, 0]) for s, slope in sides]
-    )
+    truth = np.array([weights / 2 @ (np.exp(s @ A) * k * exponential(s)[:, 0]) for s, k in sides])
     errors = []
     for cells in (16, 32, 64):
         model = Impedance(
@@ -150,8 +148,6 @@ def test_values_that_are_not_finite_are_reported_and_not_returned():
             model(np.full((1, model.dim), np.nan))
         with pytest.raises(InputError, match="expected \\(n, "):
             model(np.zeros((2, model.dim + 1)))
-        with pytest.raises(InputError, match="as many as x"):
-            model.vjp(np.zeros((2, model.dim)), np.zeros((1, model.outputs)))
 
 
 def test_the_posterior_has_its_gradient_and_is_zero_where_the_model_has_no_output():

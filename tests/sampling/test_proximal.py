@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from wflow import InputError, sampling
+from wflow._core.threads import numba_threads
 
 KERNELS = ("exact", "laplace", "published")
 L1 = sampling.L1(2.0)
@@ -158,14 +159,12 @@ def test_trace_is_that_of_the_jacobian(prior, kernel):
     np.testing.assert_allclose(found.trace, np.einsum("nii->n", DM), rtol=0, atol=1e-7)
     # Beside the differences, the covariance of the weights gives it to rounding.
     full = sampling.attention_mean(x, c, **arguments, covariance=True)
-    slope = BETA / 0.6 * np.eye(3)
+    slope = np.broadcast_to(BETA / 0.6 * np.eye(3), (len(x), 3, 3))
     if kernel == "published":
         derivative = prior.prox_derivative(x, 0.3)
         matrices = derivative if derivative.ndim == 3 else derivative[..., None] * np.eye(3)
         slope = slope @ (np.eye(3) - matrices)
-    trace = np.einsum("nij,...ji->n", full.covariance, slope) if slope.ndim == 2 else np.einsum(
-        "nij,nji->n", full.covariance, slope
-    )  # fmt: skip
+    trace = np.einsum("nij,nji->n", full.covariance, slope)
     np.testing.assert_allclose(found.trace, trace, rtol=0, atol=1e-12)
 
 
@@ -211,22 +210,17 @@ def test_chains_are_those_of_separate_calls():
         alone = sampling.attention_mean(x[at], c[at], **GIVEN)
         np.testing.assert_array_equal(found.mean[at], alone.mean)
         np.testing.assert_array_equal(found.trace[at], alone.trace)
-    np.testing.assert_array_equal(
-        shared.mean[1, 0], sampling.attention_mean(x[1, 0], c[0, 0], **GIVEN).mean
-    )
+    alone = sampling.attention_mean(x[1, 0], c[0, 0], **GIVEN)
+    np.testing.assert_array_equal(shared.mean[1, 0], alone.mean)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_number_of_threads_and_other_queries_change_no_bit(dtype):
     x, c = (cloud.astype(dtype) for cloud in clouds(1000, 500, 3))
-    before = numba.get_num_threads()
-    try:
-        results = []
-        for threads in sorted({1, before}):
-            numba.set_num_threads(threads)
+    results = []
+    for threads in sorted({1, numba.get_num_threads()}):
+        with numba_threads(threads):
             results.append(sampling.attention_mean(x, c, **GIVEN))
-    finally:
-        numba.set_num_threads(before)
     part = sampling.attention_mean(x[:333], c, **GIVEN)
     for name in ("mean", "trace", "ess", "log_sum"):
         for result in results[1:]:
@@ -260,13 +254,9 @@ def test_layer_is_a_step_along_the_score(kernel):
 
 
 @given(
-    seed=st.integers(0, 10**6),
-    kernel=st.sampled_from(["exact", "laplace"]),
-    prior=st.sampled_from(PRIORS),
-    h=st.floats(1e-3, 2.0),
-    beta=st.floats(0.1, 20.0),
-    d=st.integers(1, 4),
-    exclude=st.booleans(),
+    seed=st.integers(0, 10**6), kernel=st.sampled_from(["exact", "laplace"]),
+    prior=st.sampled_from(PRIORS), h=st.floats(1e-3, 2.0), beta=st.floats(0.1, 20.0),
+    d=st.integers(1, 4), exclude=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_backward_map_has_an_inverse(seed, kernel, prior, h, beta, d, exclude):
@@ -295,11 +285,8 @@ def test_layer_reports_the_tokens_it_folds(kernel):
     x = np.concatenate([np.full((4, 1), -0.9), np.full((4, 1), 0.9), np.zeros((2, 1))])
     given = {"h": 0.1, "beta": BETA, "prior": sampling.L1(6.0), "kernel": kernel}
     found = sampling.folded(x, x, **given)
-    DG = (
-        1
-        + 0.5 * given["prior"].prox_derivative(x, 0.1)
-        - 0.5 * (jacobian(lambda z: sampling.attention_mean(z, x, **given).mean, x)[..., 0])
-    )
+    DM = jacobian(lambda z: sampling.attention_mean(z, x, **given).mean, x)[..., 0]
+    DG = 1 + 0.5 * given["prior"].prox_derivative(x, 0.1) - 0.5 * DM
     np.testing.assert_array_equal(found, DG[:, 0] <= 0)
     assert 0 < found.sum() < 10
     with pytest.warns(RuntimeWarning, match=rf"folds {10 * found.sum()} % of the tokens"):
@@ -321,7 +308,3 @@ def test_published_inverse_that_fails_says_so():
     y = sampling.backward(x, c, **GIVEN, kernel="published")
     with pytest.raises(InputError, match="solved"):
         sampling.backward_inverse(y, c, **GIVEN, kernel="published", max_iterations=1)
-
-
-# Bad input
-# ---------

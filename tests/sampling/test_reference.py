@@ -70,12 +70,9 @@ def test_metropolis_samples_a_narrow_gaussian(gradient):
 def test_pcn_has_the_posterior_of_a_laplace_prior():
     lam, noise, y, slope = MODEL[0]
     found = reference.pcn(
-        lambda x: -((y - slope * x[:, 0]) ** 2) / (2 * noise**2),
-        1,
+        lambda x: -((y - slope * x[:, 0]) ** 2) / (2 * noise**2), 1, draws=4000, chains=8,
         transform=lambda xi: reference.laplace_from_normal(xi, lam)[0],
-        draws=4000,
-        chains=8,
-    )
+    )  # fmt: skip
     mean, variance = moments_on_a_grid(lam, noise, y, slope)
     error = np.sqrt(variance / float(found["ess"].values[0]))
     assert abs(float(found["samples"].mean()) - mean) < 5 * error
@@ -109,6 +106,13 @@ def test_tempering_keeps_two_modes_and_knows_the_evidence():
     assert abs(found.attrs["log_evidence"] - np.log(mean)) < 0.1
 
 
+def autoregressive(rng: np.random.Generator, chains: int, draws: int, rho: float) -> np.ndarray:
+    x, noise = np.zeros((chains, draws)), rng.standard_normal((chains, draws))
+    for k in range(1, draws):
+        x[:, k] = rho * x[:, k - 1] + noise[:, k]
+    return x
+
+
 def test_the_diagnostics_see_what_is_wrong():
     rng = np.random.default_rng(3)
     good = rng.standard_normal((4, 1000, 2))
@@ -118,11 +122,7 @@ def test_the_diagnostics_see_what_is_wrong():
     wider = good * np.array([1, 1, 1, 3])[:, None, None]
     assert np.all(reference.r_hat(shifted) > 1.05)
     assert np.all(reference.r_hat(wider) > 1.05)  # equal means: seen by the folded part
-    correlated = np.empty((4, 20_000))
-    correlated[:, 0] = rng.standard_normal(4)
-    noise = rng.standard_normal((4, 20_000))
-    for k in range(1, 20_000):
-        correlated[:, k] = 0.9 * correlated[:, k - 1] + np.sqrt(1 - 0.81) * noise[:, k]
+    correlated = autoregressive(rng, 4, 20_000, 0.9)
     assert abs(float(reference.ess(correlated)) / (80_000 * 0.1 / 1.9) - 1) < 0.15
     assert np.isnan(reference.r_hat(np.ones((2, 8)))) and np.isnan(reference.ess(np.ones((2, 8))))
 
@@ -171,9 +171,7 @@ def test_the_diagnostics_are_those_of_arviz():
         (4, 501, 0.7, 1.0135295282840322, 360.22717525670043),
         (2, 1000, 0.95, 1.0182066230004885, 54.80542665289115),
     ):
-        x, noise = np.zeros((chains, draws)), rng.standard_normal((chains, draws))
-        for k in range(1, draws):
-            x[:, k] = rho * x[:, k - 1] + noise[:, k]
+        x = autoregressive(rng, chains, draws, rho)
         assert abs(float(reference.r_hat(x)) - r_hat) < 1e-12
         assert abs(float(reference.ess(x)) / ess - 1) < 0.005
 

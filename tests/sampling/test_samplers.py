@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from run_layouts import spoiled
+from run_layouts import same_bits, spoiled
 
 import wflow
 from wflow import InputError, sampling
@@ -109,11 +109,14 @@ def test_a_cloud_within_the_threshold_is_absorbed():
     assert 1 / last == pytest.approx(1 / first + beta * steps / (2 * h), rel=0.02)
 
 
+MIXTURE = {"means": [[-2, 0.0], [2, 1.0]], "scale": 0.5}
+
+
 def test_exact_moments_of_targets_are_those_of_their_samples():
     for target in (
         targets.GaussianLaplace([0.7, -30.0], lam=2.0, beta=3.0, scale=0.7),
-        targets.GaussianMixture([[-2, 0.0], [2, 1.0]], scale=0.5, lam=1.5, weights=[1, 3]),
-        targets.GaussianMixture([[-2, 0.0], [2, 1.0]], scale=0.5),
+        targets.GaussianMixture(**MIXTURE, lam=1.5, weights=[1, 3]),
+        targets.GaussianMixture(**MIXTURE),
     ):
         x = target.sample(20_000, seed=3)
         exact = target.covariance()
@@ -174,9 +177,8 @@ def test_same_seed_gives_the_same_bits_for_any_number_of_threads():
 
 def test_seeds_change_the_noise():
     for name in ("myula", "ula"):
-        runs = [sampler(name, seed=seed).samples.values for seed in (0, 0, 1)]
-        assert np.array_equal(runs[0], runs[1])
-        assert not np.array_equal(runs[0], runs[2])
+        one, same, other = (sampler(name, seed=seed).samples.values for seed in (0, 0, 1))
+        assert np.array_equal(one, same) and not np.array_equal(one, other)
 
 
 # Run files
@@ -189,10 +191,8 @@ def test_a_file_holds_the_run_in_memory_and_verifies(name, tmp_path):
     options = {"snapshots": [0, 5, 12]}
     memory = sampler(name, **options)
     with sampler(name, out=file, **options) as stored:
-        assert set(stored.variables) == set(memory.variables)
-        for key in memory.variables:
-            assert np.array_equal(stored[key], memory[key]), key
-            assert np.isfinite(memory[key]).all(), key
+        same_bits(stored, memory)
+        assert all(np.isfinite(memory[key]).all() for key in memory.variables)
     assert wflow.verify(file).passed
     with sampler(name, out=file, if_exists="resume", **options) as again:
         assert again.attrs["complete"] == 1
@@ -251,8 +251,7 @@ def test_a_killed_run_continues_to_the_bit(name, tmp_path, monkeypatch):
     monkeypatch.undo()
     whole = sampler(name, x0, **{**options, "out": None, "if_exists": "error"})
     with wflow.open(file) as other:
-        for key in whole.variables:
-            assert np.array_equal(whole[key], other[key]), key
+        same_bits(whole, other)
     assert wflow.verify(file).passed
 
 
@@ -266,17 +265,14 @@ sampling.ula(np.ones((2, 30, 2)), lambda x: x, h=0.01, steps=STEPS, save_every=5
 
 
 def test_signals_end_a_process_that_can_be_resumed(cases, tmp_path):
-    steps = 20_000
+    steps, ones = 20_000, np.ones((2, 30, 2))
     options = {"h": 0.01, "steps": steps, "save_every": 50}
-    whole = sampling.ula(np.ones((2, 30, 2)), lambda x: x, **options)
+    whole = sampling.ula(ones, lambda x: x, **options)
     for number in cases([signal.SIGTERM], [signal.SIGTERM, signal.SIGKILL]):
         file, script = tmp_path / f"{number}.h5", tmp_path / "child.py"
         script.write_text(CHILD.replace("STEPS", str(steps)))
-        child = subprocess.Popen(
-            [sys.executable, str(script), str(file)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, str(script), str(file)]
+        child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         seen: set[int] = set()
         deadline = time.monotonic() + 60
         while len(seen) < 3 and child.poll() is None and time.monotonic() < deadline:
@@ -287,11 +283,8 @@ def test_signals_end_a_process_that_can_be_resumed(cases, tmp_path):
         _, errors = child.communicate(timeout=30)
         assert child.returncode != 0
         assert (number == signal.SIGKILL) == ("ended the run after a whole step" not in errors)
-        with sampling.ula(
-            np.ones((2, 30, 2)), lambda x: x, **options, out=file, if_exists="resume"
-        ) as other:
-            for key in whole.variables:
-                assert np.array_equal(whole[key], other[key]), key
+        with sampling.ula(ones, lambda x: x, **options, out=file, if_exists="resume") as other:
+            same_bits(whole, other)
 
 
 def test_another_gradient_is_not_resumed(tmp_path):
@@ -321,8 +314,8 @@ def test_a_report_draws_the_diagnostics_and_speaks_of_no_heads(tmp_path):
     assert "Head law" not in page and "rerun" not in page.partition("<main")[2]
 
 
-# Bad input
-# ---------
+# Steps that diverge
+# ------------------
 
 
 def test_a_step_too_large_blows_up_with_what_was_recorded(tmp_path):
@@ -340,7 +333,7 @@ def test_a_step_too_large_blows_up_with_what_was_recorded(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:at the end a token attends")
-@pytest.mark.parametrize(("steps", "centre"), [(8, 0.0), (20, 0.0), (200, 0.0), (6, 1e6)])
+@pytest.mark.parametrize(("steps", "centre"), [(8, 0.0), (200, 0.0), (6, 1e6)])
 @pytest.mark.parametrize("name", ["ula", "myula", "brwp"])
 def test_no_sampler_returns_diverged_moments_in_silence(name, steps, centre, tmp_path):
     # h L = 5: distances grow by four in every step, or by more.

@@ -40,8 +40,8 @@ def cloud(seed: int, n: int, d: int) -> np.ndarray:
     return normalise(x)
 
 
-@pytest.mark.parametrize("d", [2, 3, 4, 5, 10, 64, 768])
-@pytest.mark.parametrize("beta", [0.0, 1e-6, 0.3, 2.0, 9.0, 60.0, 400.0, -5.0])
+@pytest.mark.parametrize("d", [2, 3, 5, 64, 768])
+@pytest.mark.parametrize("beta", [0.0, 1e-6, 0.3, 9.0, 400.0, -5.0])
 def test_uniform_energy_is_the_bessel_formula(beta, d):
     with mpmath.workdps(50):
         b = mpmath.mpf(abs(beta))
@@ -51,11 +51,6 @@ def test_uniform_energy_is_the_bessel_formula(beta, d):
             bessel = mpmath.gamma(mpmath.mpf(d) / 2) * (2 / b) ** k * mpmath.besseli(k, b) / 2
             assert abs(bessel / exact - 1) < 1e-20
     assert uniform_energy(beta, d) == pytest.approx(float(exact), rel=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:the energy leaves")
-def test_uniform_energy_overflows_to_infinity():
-    assert uniform_energy(1e4, 3) == np.inf and np.isfinite(uniform_energy(700.0, 3))
 
 
 @given(
@@ -126,11 +121,11 @@ def test_default_directions_are_leading_eigenvectors():
 
 
 def test_mean_energy_of_uniform_samples():
-    energies = [
-        wflow.energy(wflow.tokens.uniform(20, 3, seed=s), 1.5 * np.eye(3)[None])
-        for s in range(4000)
-    ]
+    clouds = np.random.default_rng(0).standard_normal((20_000, 20, 3))
+    clouds /= np.linalg.norm(clouds, axis=-1, keepdims=True)
+    energies = np.exp(1.5 * clouds @ clouds.swapaxes(1, 2)).mean(axis=(1, 2)) / 2
     error = np.std(energies) / np.sqrt(len(energies))
+    assert energies[0] == pytest.approx(wflow.energy(clouds[0], 1.5 * np.eye(3)[None]), rel=1e-12)
     assert abs(np.mean(energies) - sampled_energy(20, 1.5, 3)) < 4 * error
     assert sampled_energy(20, 1.5, 3) - uniform_energy(1.5, 3) > 20 * error
 
@@ -160,15 +155,13 @@ def test_polygons_approach_the_uniform_measure_by_one_bessel_function():
 
 
 @given(seed=st.integers(0, 1000), d=st.integers(2, 4), beta=st.floats(0.1, 4))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_lower_bound_is_below_every_energy_and_sharp_at_the_minimiser(seed, d, beta):
-    x = cloud(3 * seed, 60, d)
-    bound = lower_bound(x, beta * np.eye(d))
+    bound = lower_bound(cloud(3 * seed, 60, d), beta * np.eye(d))
     assert bound <= uniform_energy(beta, d) * (1 + 1e-12)
-    if d == 2:
-        a = 2 * np.pi * np.arange(40) / 40
-        ring = np.stack([np.cos(a), np.sin(a)], axis=1)
-        assert lower_bound(ring, beta * np.eye(2)) == pytest.approx(uniform_energy(beta, 2))
+    a = 2 * np.pi * np.arange(40) / 40
+    ring = np.stack([np.cos(a), np.sin(a)], axis=1)
+    assert lower_bound(ring, beta * np.eye(2)) == pytest.approx(uniform_energy(beta, 2))
 
 
 @pytest.mark.filterwarnings("ignore:the energy leaves")
@@ -236,8 +229,7 @@ def test_energies_are_finite_where_they_are_in_range_and_beyond_it_inf_with_a_wa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.log(energy(NEAR)) == pytest.approx(log(NEAR), abs=1e-9)
-        below = float(np.float64(300.0))
-        assert np.log(energy(below)) == pytest.approx(log(below), abs=1e-9)
+        assert np.log(energy(300.0)) == pytest.approx(log(300.0), abs=1e-9)
     with pytest.warns(RuntimeWarning, match="reported as -?inf") as caught:
         assert energy(800.0) == np.inf
     assert len(caught) == 1 and caught[0].filename == __file__

@@ -31,6 +31,10 @@ def pair(seed: int, n: int, d: int, distance: float) -> tuple[np.ndarray, np.nda
     return x, normalise(x + distance * rng.standard_normal((n, d)))
 
 
+def assert_held(table) -> None:
+    assert table["holds_chordal"].all() and table["holds_geodesic"].all()
+
+
 @given(
     seed=st.integers(0, 10_000), flow=st.sampled_from(FLOWS),
     direction=st.sampled_from(["ascent", "descent"]), n=st.integers(1, 9),
@@ -81,7 +85,7 @@ def test_bound_holds_along_runs_with_steps_of_any_size(seed, flow, direction, he
         "direction": direction, "save": wflow.SaveAt(snapshots=np.linspace(0, 1, 6), budget=False),
     }  # fmt: skip
     table = compare(wflow.solve(x, law, **options), wflow.solve(y, law, **options))
-    assert table["holds_chordal"].all() and table["holds_geodesic"].all()
+    assert_held(table)
     assert np.all(table["w2_chordal"] <= table["w2_geodesic"] + 1e-12)
     assert np.all(table["w2_geodesic"] <= np.pi / 2 * table["w2_chordal"] + 1e-12)
 
@@ -112,15 +116,9 @@ def test_constant_is_that_of_its_formula_and_of_rotated_and_permuted_heads(seed,
         elif flow == "unnormalised":
             expected = np.mean(np.exp(a) * (a + up * a**2 + a * (1 + a)))
         else:
-            expected = sum(
-                own[h]
-                if h == k
-                else np.exp(a[h] + a[k])
-                * (a[h] + up * a[h] ** 2 + a[h] * a[k] + a[h] * (1 + a[h])
-                   + a[h] * a[k] * np.exp(a[k]))
-                for h in range(3)
-                for k in range(3)
-            ) / 9  # fmt: skip
+            h, k = np.meshgrid(a, a, indexing="ij")
+            both = np.exp(h + k) * (h + up * h**2 + h * k + h * (1 + h) + h * k * np.exp(k))
+            expected = np.mean(np.where(np.eye(3), own, both))
         assert growth_constant(D, flow=flow, direction=direction) == pytest.approx(expected)
         q = np.linalg.qr(rng.standard_normal((3, 3)))[0]
         turned = (q @ D @ q.T)[[2, 0, 1]]
@@ -148,23 +146,18 @@ def test_exponent_of_frozen_heads_grows_by_the_same_at_every_step():
     D = symmetric(np.random.default_rng(2), 2, 3, 0.4)
     x, _ = pair(0, 5, 3, 0.1)
     L, M = growth_constant(D), growth_constant(D, direction="ascent")
-    times = [0.0, 0.5, 2.0]
-    euler = wflow.solve(
-        x, Frozen(), heads=D, t_final=2.0, dt=0.1, save=wflow.SaveAt(snapshots=times)
+    times, steps = np.array([0.0, 0.5, 2.0]), np.array([0, 5, 20])
+    options = {"heads": D, "t_final": 2.0, "dt": 0.1}
+    options["save"] = wflow.SaveAt(snapshots=times, heads=True)
+    euler, up = (
+        wflow.solve(x, Frozen(), direction=direction, **options)
+        for direction in ("descent", "ascent")
     )
-    expected = np.log(1 + 2 * 0.1 * L + 0.01 * M**2) / 2 * np.array([0, 5, 20])
-    np.testing.assert_allclose(exponent(euler)[0], expected)
-    rk4 = wflow.solve(
-        x, Frozen(), heads=D, t_final=2.0, dt=0.1, save=wflow.SaveAt(snapshots=times, heads=True),
-        scheme="rk4",
-    )  # fmt: skip
-    np.testing.assert_allclose(exponent(rk4)[0], L * np.array(times))
-    np.testing.assert_allclose(exponent(rk4, weights="snapshots")[0], L * np.array(times))
-    up = wflow.solve(
-        x, Frozen(), heads=D, t_final=2.0, dt=0.1, save=wflow.SaveAt(snapshots=times),
-        direction="ascent",
-    )  # fmt: skip
-    np.testing.assert_allclose(exponent(up)[0], np.log(1 + 0.1 * M) * np.array([0, 5, 20]))
+    np.testing.assert_allclose(exponent(euler)[0], np.log(1 + 0.2 * L + 0.01 * M**2) / 2 * steps)
+    np.testing.assert_allclose(exponent(up)[0], np.log(1 + 0.1 * M) * steps)
+    rk4 = wflow.solve(x, Frozen(), scheme="rk4", **options)
+    for table in (exponent(rk4), exponent(rk4, weights="snapshots")):
+        np.testing.assert_allclose(table[0], L * times)
 
 
 def test_exponent_follows_the_heads_of_each_path_and_tends_to_the_integral_of_the_constant():
@@ -220,7 +213,7 @@ def test_growth_of_one_token_on_the_circle_is_exact():
         assert fit.rate == pytest.approx(2 * a, rel=1e-6)
         assert fit.rate <= growth_constant([[[a, 0], [0, -a]]], direction=direction)
         assert fit.prefactor == pytest.approx(1, rel=1e-6)
-        assert table["holds_chordal"].all() and table["holds_geodesic"].all()
+        assert_held(table)
 
 
 @given(
@@ -273,7 +266,7 @@ def test_equal_clouds_stay_equal_under_any_heads():
     x, _ = pair(3, 6, 3, 0.1)
     options = {"heads": 50 * np.eye(3)[None], "t_final": 0.05, "dt": 0.01}
     table = compare(*(wflow.solve(z, Frozen(), **options) for z in (x, x[::-1])))
-    assert table["holds_chordal"].all() and table["holds_geodesic"].all()
+    assert_held(table)
     assert np.all(table["w2_chordal"] < 1e-12)
 
 
@@ -284,27 +277,22 @@ def test_runs_that_differ_in_how_their_sums_are_formed_are_compared():
     small, large = (wflow.solve(x, law, **options) for x in (few, many))
     assert "sum_error" in large and "sum_error" not in small  # "auto" is exact for few tokens
     table = compare(small, large)
-    assert table["holds_chordal"].all() and table["holds_geodesic"].all()
+    assert_held(table)
     # Equal clouds part by the error of the series, and the bound is zero.
     rough = wflow.solve(many, law, compute=wflow.Compute(method="fast", tolerance=5e-3), **options)
     table = compare(wflow.solve(many, law, compute=wflow.Compute(method="exact"), **options), rough)
     assert table["w2_chordal"].values[0, -1] > 1e-12
     assert table["bound_chordal"].values[0, -1] == 0
-    assert table["holds_chordal"].all() and table["holds_geodesic"].all()
+    assert_held(table)
 
 
 def test_runs_in_single_precision_are_compared_up_to_its_rounding():
-    x, y = pair(3, 6, 3, 0.1)
     options = {
         "heads": 1e-9 * np.eye(3)[None], "t_final": 1.0, "dt": 0.1,
         "compute": wflow.Compute(dtype="float32"),
+        "save": wflow.SaveAt(snapshots=np.linspace(0, 1, 6)),
     }  # fmt: skip
-    runs = [
-        wflow.solve(z, Frozen(), save=wflow.SaveAt(snapshots=np.linspace(0, 1, 6)), **options)
-        for z in (x, y)
-    ]
-    table = compare(*runs)
-    assert table["holds_chordal"].all() and table["holds_geodesic"].all()
+    assert_held(compare(*(wflow.solve(z, Frozen(), **options) for z in pair(3, 6, 3, 0.1))))
 
 
 def test_runs_in_files_are_compared_at_the_snapshots_and_paths_they_share(tmp_path):
@@ -324,11 +312,9 @@ def test_runs_in_files_are_compared_at_the_snapshots_and_paths_they_share(tmp_pa
 
 
 def test_replicates_of_heads_given_as_an_array_need_no_common_seed():
-    x, y = pair(3, 6, 3, 0.1)
-    heads = symmetric(np.random.default_rng(0), 2, 3, 0.3)
-    runs = [wflow.solve(z, Frozen(), heads=heads, t_final=0.2, dt=0.1, seed=s)
-            for s, z in enumerate((x, y))]  # fmt: skip
-    assert compare(*runs)["holds_chordal"].all()
+    options = {"heads": symmetric(np.random.default_rng(0), 2, 3, 0.3), "t_final": 0.2, "dt": 0.1}
+    runs = [wflow.solve(z, Frozen(), seed=s, **options) for s, z in enumerate(pair(3, 6, 3, 0.1))]
+    assert_held(compare(*runs))
 
 
 def test_bound_of_a_step_covers_heads_between_its_ends():
@@ -346,13 +332,13 @@ def test_bound_of_a_step_covers_heads_between_its_ends():
 
 def test_a_growth_factor_is_finite_where_its_parts_are_not():
     t = np.arange(5.0)
-    peak = wflow.stability.growth_rate(t, [1e-300, 1e300, 1e300, 1e300, 1e-300], resamples=5)
+    peak = growth_rate(t, [1e-300, 1e300, 1e300, 1e300, 1e-300], resamples=5)
     assert peak.prefactor == np.inf and peak.rate == pytest.approx(0, abs=1e-9)
     assert float(peak(0.0)) == np.inf
-    falling = wflow.stability.growth_rate(t, [1e-300, 1e308, 1e300, 1e100, 1e-300], resamples=5)
+    falling = growth_rate(t, [1e-300, 1e308, 1e300, 1e100, 1e-300], resamples=5)
     assert falling.prefactor == np.inf
     assert np.log10(falling(4.0)) == pytest.approx(280)  # of the decades 363.2 - 20.8 t
-    steep = wflow.stability.growth_rate(1e4 + t, np.exp(300.0 * t - 600), resamples=5)
+    steep = growth_rate(1e4 + t, np.exp(300.0 * t - 600), resamples=5)
     assert float(steep(2.0)) == pytest.approx(np.exp(600.0))
     low = dataclasses.replace(steep, log_prefactor=-300 * np.log(10), rate=400.0)
     assert float(low(2.0)) == pytest.approx(np.exp(800 - 300 * np.log(10)))

@@ -1,6 +1,5 @@
 """`wflow.verify`: changed runs fail and unchanged ones pass, on runs of the solver with noise."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -49,18 +48,13 @@ def found(path: Path, **options) -> dict:
     return {check.name: check for check in verify(path, **options).checks}
 
 
-@pytest.mark.parametrize("factor", [0.0, 0.8, 1.2])
-def test_wrong_dissipated_fails_though_the_columns_agree_and_not_all_steps_are_recorded(
-    ou, tmp_path, factor
-):
-    report = verify(spoiled(ou, tmp_path, scaled("dissipated", factor, 1.0)))
-    assert not report.passed
-    assert {check.name for check in report.checks if check.passed is False} >= {SUMS}
-
-
-@pytest.mark.parametrize(("name", "factor"), [("work_weights", 0.8), ("work_ito", 1.1)])
-def test_wrong_work_of_the_weights_fails(ou, tmp_path, name, factor):
-    assert found(spoiled(ou, tmp_path, scaled(name, factor, -1.0)))[SUMS].passed is False
+@pytest.mark.parametrize(
+    ("name", "factor", "sign"),
+    [("dissipated", 0.8, 1.0), ("dissipated", 1.2, 1.0), ("work_weights", 0.8, -1.0),
+     ("work_ito", 1.1, -1.0)],
+)  # fmt: skip
+def test_a_wrong_integral_fails_though_the_columns_agree(ou, tmp_path, name, factor, sign):
+    assert found(spoiled(ou, tmp_path, scaled(name, factor, sign)))[SUMS].passed is False
 
 
 TABLE = np.stack([np.eye(3), 2 * np.eye(3)])[:, None]
@@ -97,6 +91,7 @@ def test_wrong_work_of_a_schedule_that_does_not_jump_fails(tmp_path):
 def test_balance_without_the_dissipation_fails_where_drift_and_ito_nearly_cancel(ou, tmp_path):
     checks = found(spoiled(ou, tmp_path, scaled("dissipated", 0.0, 1.0)))
     assert checks[BALANCE].passed is False, str(checks[BALANCE])
+    assert checks[SUMS].passed is False
 
 
 def test_energy_turned_over_does_not_count_what_drift_and_ito_cancel(ou, tmp_path):
@@ -109,8 +104,9 @@ def test_energy_turned_over_does_not_count_what_drift_and_ito_cancel(ou, tmp_pat
     assert found(spoiled(ou, tmp_path, inflate))[BALANCE].limit == pytest.approx(limit, rel=1e-6)
 
 
-@pytest.mark.parametrize("every", [1, 5, 40])
-@pytest.mark.parametrize(("heads", "paths"), [(1, 1), (1, 3), (8, 1)])
+@pytest.mark.parametrize(
+    ("heads", "paths", "every"), [(1, 1, 1), (1, 3, 40), (1, 1, 40), (8, 1, 5), (8, 1, 40)]
+)
 def test_honest_runs_with_noise_pass(tmp_path, heads, paths, every):
     options = {"heads": heads, "paths": paths, "save": wflow.SaveAt(every=every), "seed": 5}
     report = verify(solved(tmp_path / "run.h5", **options))
@@ -161,8 +157,7 @@ def test_a_residual_that_falls_too_slowly_fails(tmp_path):
 def test_the_order_is_not_asked_of_steps_that_have_none(tmp_path, options):
     options = {"law": wflow.heads.Frozen(), "t_final": 0.1} | options
     report = verify(solved(tmp_path / "run.h5", **options))
-    assert report.passed
-    assert {check.name: check.passed for check in report.checks}.get(ORDER) is None
+    assert report.passed and ORDER not in {c.name for c in report.checks if c.passed is not None}
 
 
 def test_one_path_says_what_its_limit_is_made_of(tmp_path):
@@ -175,20 +170,17 @@ def test_too_few_records_to_sum_are_skipped_and_said(tmp_path):
     assert check.passed is None and "record" in check.note
 
 
-@pytest.mark.parametrize("lost", [["dissipated"], ["edi_defect", "work_ito"]])
-def test_part_of_a_budget_fails_and_names_what_is_missing(ou, tmp_path, lost, capsys):
+def test_part_of_a_budget_fails_and_names_what_is_missing(ou, tmp_path, capsys):
     def drop(file):
-        for name in lost:
-            del file[name]
+        del file["edi_defect"], file["work_ito"]
 
     path = spoiled(ou, tmp_path, drop)
     check = found(path)["the budget is complete"]
-    assert check.passed is False and all(name in check.note for name in lost)
-    assert main(["verify", str(path)]) == 1
-    assert main(["info", str(path)]) == 0
+    assert check.passed is False and "edi_defect" in check.note and "work_ito" in check.note
+    assert [main([command, str(path)]) for command in ("verify", "info")] == [1, 0]
     assert main(["plot", str(path), "--out", str(tmp_path)]) == 0
     err = capsys.readouterr().err
-    assert "energy balance" in err and all(name in err for name in lost if name != "edi_defect")
+    assert "energy balance" in err and "work_ito" in err
 
 
 def test_infinite_energies_are_not_called_finite(ou, tmp_path):
@@ -200,19 +192,6 @@ def test_infinite_energies_are_not_called_finite(ou, tmp_path):
     assert report.passed, str(report)
     (check,) = (check for check in report.checks if "inf" in check.note)
     assert "finite" not in check.name
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"dt": 0.02}, {"save": {"every": 7}}, {"seed": 9}],
-)
-def test_a_configuration_that_is_not_that_of_the_data_fails(ou, tmp_path, change):
-    def act(file):
-        file.attrs["config"] = json.dumps(json.loads(file.attrs["config"]) | change)
-
-    assert found(ou)["the configuration fits the data"].passed
-    report = verify(spoiled(ou, tmp_path, act))
-    assert not report.passed
 
 
 def in_memory(**options):

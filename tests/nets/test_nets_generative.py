@@ -12,6 +12,7 @@ from trainings import assert_same, crash, run
 
 from wflow import InputError, nets, sampling
 from wflow.nets import generative, train
+from wflow.nets.generative import moments
 from wflow.nets.generative.determinant import log_det_estimate
 from wflow.nets.generative.moments import attend, interaction, proximal
 from wflow.nets.generative.sparse import identity
@@ -33,6 +34,10 @@ def potential(dim=2, seed=0, scale=0.2, **options):
         for i, weight in enumerate(phi.parameters()):
             weight.copy_(scale * draw(*weight.shape, seed=100 * seed + i))
     return phi
+
+
+SMOOTH = {"lam": 0.5, "prox": "smooth", "drift": "euler"}
+ATTRACTING = SMOOTH | {"steps": 3, "beta": 2.0, "convention": "attracting"}
 
 
 def sparse(phi=None, seed=3, tokens=40, **options):
@@ -77,26 +82,14 @@ def test_the_derivatives_of_the_potential_are_those_of_autograd(dim, layers):
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("layers", [2, 3])
 def test_a_backward_pass_goes_through_all_derivatives(layers, order):
-    phi = potential(2, layers=layers, width=3)
-    names = [f"phi.{name}" for name, _ in phi.named_parameters()]
-    module = _Derivatives(phi, laplacian=order > 0, hessian=order == 2)
+    phi, x = potential(2, layers=layers, width=3), draw(3, 2).requires_grad_()
+    options = {"laplacian": order > 0, "hessian": order == 2}
 
-    def outputs(x, *weights):
-        given = dict(zip(names, weights, strict=True))
-        at = torch.func.functional_call(module, given, (x,))
-        return tuple(part for part in at if part is not None)
+    def loss():
+        parts = [part for part in phi.derivatives(x, 0.3, **options) if part is not None]
+        return sum((part * draw(*part.shape, seed=i)).sum() for i, part in enumerate(parts))
 
-    weights = [weight.detach().clone().requires_grad_() for weight in phi.parameters()]
-    assert torch.autograd.gradcheck(outputs, (draw(3, 2).requires_grad_(), *weights))
-
-
-class _Derivatives(torch.nn.Module):
-    def __init__(self, phi, **options):
-        super().__init__()
-        self.phi, self.options = phi, options
-
-    def forward(self, x):
-        return self.phi.derivatives(x, 0.3, **self.options)
+    assert_slopes(loss, [x, *phi.parameters()])
 
 
 def test_the_potential_is_finite_for_large_arguments():
@@ -158,8 +151,6 @@ def test_attention_is_differentiated_by_tokens_lambda_and_beta(kernel, prox):
 
 
 def test_attention_in_parts_is_attention_at_once(monkeypatch):
-    from wflow.nets.generative import moments
-
     x = draw(30, 2).requires_grad_()
 
     def both():
@@ -206,25 +197,23 @@ def test_single_precision_agrees_with_double():
 # -----
 
 
-def mass(flow, reach, n):
-    """Integral of the density over the plane; x = sinh(u) reaches the tails."""
-    u = torch.linspace(-reach, reach, n, dtype=DOUBLE)
+@pytest.mark.parametrize(
+    ("flow", "reach", "n"),
+    [
+        (generative.OTFlow(potential(scale=0.5), steps=8), 6.0, 101),
+        (sparse(**SMOOTH, beta=0.5), 6.5, 161),
+        (sparse(lam=0.5, beta=0.5, kernel="laplace", drift="rk4", prox="smooth"), 6.5, 161),
+        (sparse(**ATTRACTING), 4.0, 121),
+    ],
+    ids=["ot-flow", "exact", "laplace", "attracting"],
+)
+def test_densities_integrate_to_one(flow, reach, n):
+    u = torch.linspace(-reach, reach, n, dtype=DOUBLE)  # x = sinh(u) reaches the tails
     points = torch.cartesian_prod(u.sinh(), u.sinh())
     weights = torch.cartesian_prod(u.cosh(), u.cosh()).prod(1) * (u[1] - u[0]) ** 2
     with torch.no_grad():
         parts = [flow.log_density(part) for part in points.split(20_000)]
-    return float((torch.cat(parts).exp() * weights).sum())
-
-
-def test_the_density_of_ot_flow_integrates_to_one():
-    flow = generative.OTFlow(potential(scale=0.5), steps=8)
-    assert abs(mass(flow, 6.0, 101) - 1) < 1e-3
-
-
-@pytest.mark.parametrize(("kernel", "drift"), [("exact", "euler"), ("laplace", "rk4")])
-def test_the_density_of_the_inverse_convention_integrates_to_one(kernel, drift):
-    flow = sparse(lam=0.5, beta=0.5, kernel=kernel, drift=drift, prox="smooth")
-    assert abs(mass(flow, 8.0, 201) - 1) < 1e-3
+    assert abs(float((torch.cat(parts).exp() * weights).sum()) - 1) < 1e-3
 
 
 def test_ot_flow_integrates_by_runge_kutta_and_sums_its_penalties():
@@ -261,18 +250,20 @@ def test_a_backward_pass_goes_through_a_runge_kutta_step(layers, shape):
     assert_slopes(loss, [x, y, *phi.parameters()])
 
 
-def test_the_log_determinant_is_that_of_the_map():
-    x = draw(3, 2)
-    for kernel in KERNELS:
-        flow = sparse(lam=0.5, kernel=kernel, prox="smooth", drift="euler")
-        found = flow.to_base(x).log_det
-        for point, value in zip(x, found, strict=True):
-            jacobian = functional.jacobian(lambda p, f=flow: f.to_base(p[None]).z[0], point)
-            assert abs(torch.linalg.slogdet(jacobian)[1] - value) < 1e-12
-    deep = sparse(potential(5), lam=0.5, prox="smooth", drift="euler")  # no closed determinant
-    point = draw(1, 5)
-    jacobian = functional.jacobian(lambda p: deep.to_base(p).z, point)[0, :, 0]
-    assert abs(torch.linalg.slogdet(jacobian)[1] - deep.to_base(point).log_det) < 1e-12
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({**SMOOTH, "kernel": kernel} for kernel in KERNELS),
+        {**SMOOTH, "phi": potential(5)},  # no closed determinant
+        *(ATTRACTING | changes for changes in ({}, {"lam": 0.0, "beta": 8.0}, {"attended": (2,)})),
+    ],
+)
+def test_the_log_determinant_is_that_of_the_map(options):
+    flow = sparse(**options)
+    x = draw(3, flow.dim)
+    for point, value in zip(x, flow.to_base(x).log_det, strict=True):
+        jacobian = functional.jacobian(lambda p: flow.to_base(p[None]).z[0], point)
+        assert abs(torch.linalg.slogdet(jacobian)[1] - value) < 1e-12
 
 
 def test_an_estimate_of_the_log_determinant_with_all_sign_vectors_is_exact():
@@ -296,18 +287,16 @@ def test_an_estimate_of_the_log_determinant_with_all_sign_vectors_is_exact():
 
 @pytest.mark.parametrize("beta", [1e-6, 0.3, 20.0])
 def test_estimated_log_determinants_state_their_error(beta):
-    given = {"lam": 0.5, "beta": beta, "steps": 3}
-    exact = sparse(potential(24), **given)
-    estimated = sparse(potential(24), **given, determinant="estimate", probes=50)
-    x = draw(40, 24, seed=5)
+    given = {"phi": potential(24), "lam": 0.5, "beta": beta, "steps": 2}
+    exact, estimated = sparse(**given), sparse(**given, determinant="estimate", probes=50)
+    x = draw(30, 24, seed=5)
     right, found = exact.to_base(x), estimated.to_base(x)
     torch.testing.assert_close(found.z, right.z, rtol=1e-12, atol=1e-12)
     assert not right.log_det_error.any()
     gap = found.log_det - right.log_det
     assert (gap.square().mean() <= 4 * found.log_det_error.square().mean() + 1e-20).all()
     torch.testing.assert_close(estimated.to_base(x[:3]).log_det, found.log_det[:3])
-    estimated.train()
-    other = estimated.to_base(x, context=draw(40, 24, seed=3)).log_det
+    other = estimated.train().to_base(x, context=draw(40, 24, seed=3)).log_det
     assert beta < 1 or not torch.equal(other, found.log_det)
 
 
@@ -320,14 +309,40 @@ def test_estimated_log_determinants_state_their_error(beta):
         sparse(steps=8, lam=2.0, kernel="laplace"),
         sparse(steps=8, lam=0.5, kernel="published"),
         sparse(steps=8, lam=0.0, attended=(7, 8)),
+        sparse(**ATTRACTING),
+        sparse(**ATTRACTING | {"lam": 0.0, "beta": 8.0}),
     ],
-    ids=["ot-flow", "exact", "euler", "laplace", "published", "late"],
+    ids=["ot-flow", "exact", "euler", "laplace", "published", "late", "attracting", "no prior"],
 )
 def test_samples_are_the_inverse_of_the_way_to_the_base(flow):
-    x = draw(20, 2)
-    assert (flow.from_base(flow.to_base(x).z) - x).abs().max() < 1e-10
-    z = flow.draws(20, seed=1)
-    assert (flow.to_base(flow.from_base(z)).z - z).abs().max() < 1e-10
+    x, z = draw(10, 2), flow.draws(10, seed=1)
+    tolerance = 1e-12 if getattr(flow, "convention", None) == "attracting" else 1e-10
+    assert (flow.from_base(flow.to_base(x).z) - x).abs().max() < tolerance
+    assert (flow.to_base(flow.from_base(z)).z - z).abs().max() < tolerance
+
+
+def test_gradients_go_through_the_implicit_function_of_attracting_layers():
+    flow, x = sparse(**ATTRACTING, trainable=("lam", "beta")), draw(5, 2)
+    weights = [flow.log_lam, flow.log_beta, flow.potential.w]
+    loss = generative.Likelihood()
+    assert_slopes(lambda: loss(flow, x).total, weights, step=1e-5, tolerance=1e-7)
+
+
+def test_samples_lie_closer_to_the_context_than_those_of_the_other_convention():
+    changes = {"convention": "inverse"}
+    near, away = (sparse(**ATTRACTING | more | {"beta": 8.0}) for more in ({}, changes))
+    gaps = [torch.cdist(flow.sample(200, seed=2), flow.context_x) for flow in (near, away)]
+    assert gaps[0].amin(1).mean() < gaps[1].amin(1).mean()
+
+
+def test_a_flow_without_layers_is_ot_flow():
+    phi, x = potential(), draw(20, 2)
+    bare = generative.SparseTransformerFlow(phi, steps=3, attended=(), context="batch").eval()
+    plain = generative.OTFlow(phi, steps=3)
+    for one, other in zip(bare.to_base(x), plain.to_base(x), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-14)
+    z = bare.draws(5, seed=0)
+    torch.testing.assert_close(bare.from_base(z, context=x), plain.from_base(z))
 
 
 def test_a_point_does_not_see_the_others_unless_attention_couples_them():
@@ -408,8 +423,7 @@ def test_published_layers_that_fold_are_reported():
     flow = generative.SparseTransformerFlow(potential(), steps=8, **options).double().eval()
     x = torch.cat([draw(40, 2) - 3, draw(40, 2, seed=1) + 3])
     with pytest.warns(UserWarning, match=r"published layers fold.*%"):
-        found = flow.to_base(x)
-    assert 0 < float(found.folded) <= 1
+        assert 0 < float(flow.to_base(x).folded) <= 1
     flow.train()
     with pytest.warns(UserWarning, match="fold"):
         flow(x)
@@ -474,11 +488,6 @@ class Gaussians:
         return (draw(self.batch, 2, seed=step) @ MAP.T + 1,)
 
 
-def settings(steps, batch, **options):
-    rate = train.Cosine(0.1, least=1e-3, warm_up=5, steps=steps)
-    return train.TrainConfig(steps=steps, batch=batch, schedule=rate, device="cpu", **options)
-
-
 @pytest.mark.parametrize("layers", [False, True])
 def test_a_flow_learns_a_gaussian(layers):
     torch.manual_seed(0)
@@ -489,8 +498,9 @@ def test_a_flow_learns_a_gaussian(layers):
         flow = generative.SparseTransformerFlow(phi, **given).double()
     else:
         flow = generative.OTFlow(phi, steps=2).double()
-    objective = generative.Likelihood((1.0, 1e-3, 1e-3))
-    train.train(flow, objective, Gaussians(256), settings(180 if layers else 120, 256))
+    rate = train.Cosine(0.2 if layers else 0.1, least=1e-3, warm_up=5, steps=110)
+    options = train.TrainConfig(steps=110, batch=256, schedule=rate, device="cpu")
+    train.train(flow, generative.Likelihood((1.0, 1e-3, 1e-3)), Gaussians(256), options)
     if layers:
         flow.eval().set_context(Gaussians(128)(20_000)[0])
     with torch.no_grad():
@@ -499,16 +509,13 @@ def test_a_flow_learns_a_gaussian(layers):
 
 
 @pytest.mark.filterwarnings("ignore:h Hess phi exceeds 1")
-@pytest.mark.parametrize("kind", ["ot-flow", "sparse", "estimate"])
-def test_a_resumed_training_has_the_bits_of_an_unbroken_one(kind, tmp_path):
+@pytest.mark.parametrize("determinant", ["exact", "estimate"])
+def test_a_resumed_training_has_the_bits_of_an_unbroken_one(determinant, tmp_path):
     def network():
         torch.manual_seed(0)
-        phi = generative.Potential(2, width=6)
-        if kind == "ot-flow":
-            return generative.OTFlow(phi, steps=2).double()
         options = {"steps": 2, "lam": 0.5, "tokens": 10, "trainable": ("lam", "beta")}
-        options |= {"determinant": "estimate"} if kind == "estimate" else {}
-        return generative.SparseTransformerFlow(phi, **options).double()
+        phi = generative.Potential(2, width=6)
+        return generative.SparseTransformerFlow(phi, determinant=determinant, **options).double()
 
     settings = {"steps": 6, "batch": 30, "checkpoint_every": 2}
     options = {"objective": generative.Likelihood(), "evaluate": None, "config": settings}

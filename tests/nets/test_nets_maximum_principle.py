@@ -21,10 +21,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 OBJECTIVE = train.objective(functional.cross_entropy, 1.0)
 
 
-def fit(network, batches, objective=OBJECTIVE, **settings):
-    """The history of a training."""
-    rows = len(batches(0)[0])
-    settings = {"steps": 10, "batch": rows, "device": "cpu"} | settings
+def fit(network, batch, objective=OBJECTIVE, **settings):
+    """The history of a training, on one batch or on those of a function of the step."""
+    batches = batch if callable(batch) else lambda step: batch
+    settings = {"steps": 10, "batch": len(batches(0)[0]), "device": "cpu"} | settings
     return train.train(network, objective, batches, train.TrainConfig(**settings))
 
 
@@ -103,7 +103,7 @@ def controls_of(body):
 def test_msa_converges_to_the_riccati_solution():
     body = regulator(0.2, 4)
     method = control.MSA(rho=0, iterations=6, tolerance=1e-6)
-    history = fit(body, lambda step: (X0,), terminal, steps=14, optimizer=method)
+    history = fit(body, (X0,), terminal, steps=14, optimizer=method)
     expected, value = riccati(0.2, 4)
     torch.testing.assert_close(controls_of(body), expected, rtol=0, atol=1e-10)
     assert float(history.loss_after[-1]) == pytest.approx(float(value), abs=1e-10)
@@ -115,13 +115,12 @@ def test_msa_converges_to_the_riccati_solution():
 def test_msa_diverges_for_long_times_and_says_so_and_rho_makes_it_converge():
     plain = control.MSA(rho=0, iterations=5)
     with pytest.warns(UserWarning, match="need not converge") as seen:
-        history = fit(regulator(3.0, 6), lambda step: (X0,), terminal, steps=6, optimizer=plain)
+        history = fit(regulator(3.0, 6), (X0,), terminal, steps=6, optimizer=plain)
     assert len(seen) == 1 and (history.loss_after > history.loss).sum() > 1
     assert float(history.loss_after[-1]) > 1e2 * float(history.loss[0])
     assert not history.failed.any()
     method = control.MSA(rho=0.5, iterations=5, tolerance=1e-3)
-    history = fit(regulator(3.0, 6), lambda step: (X0,), terminal, steps=15, optimizer=method)
-    losses = history.loss_after.values
+    losses = fit(regulator(3.0, 6), (X0,), terminal, steps=15, optimizer=method).loss_after.values
     assert (np.diff(losses) <= 0).all()
     assert losses[-1] == pytest.approx(float(riccati(3.0, 6)[1]), rel=0.01)
 
@@ -136,17 +135,13 @@ def problem(seed):
     kind = rng.choice(["resnet", "shared", "gpt", "continuous"])
     torch.manual_seed(seed)
     if kind in ("resnet", "shared"):
-        net = nets.ControlledResNet(
-            2,
-            layers=int(rng.integers(1, 6)),
-            t_final=float(rng.uniform(0.5, 4)),
-            scheme=str(rng.choice(["euler", "heun", "rk4"])),
-            width=int(rng.integers(2, 5)),
-            activation=str(rng.choice(["tanh", "relu", "softplus"])),
-            shared=kind == "shared",
-            transport=float(rng.choice([0, 0.1])),
-            penalty=float(rng.choice([0, 0.01])),
-        ).double()
+        options = {
+            "layers": int(rng.integers(1, 6)), "t_final": float(rng.uniform(0.5, 4)),
+            "scheme": str(rng.choice(["euler", "heun", "rk4"])), "width": int(rng.integers(2, 5)),
+            "activation": str(rng.choice(["tanh", "relu", "softplus"])),
+            "transport": float(rng.choice([0, 0.1])), "penalty": float(rng.choice([0, 0.01])),
+        }  # fmt: skip
+        net = nets.ControlledResNet(2, shared=kind == "shared", **options).double()
         return net, donut(seed, 24), OBJECTIVE
     gpt = nets.GPT(vocabulary=7, context=4, width=4, depth=2, heads=2).double()
     if kind == "continuous":
@@ -162,7 +157,7 @@ def test_loss_of_extended_msa_never_rises(cases):
         rho = float(np.random.default_rng(seed).choice([0.01, 0.1, 1.0]))
         method = control.MSA(rho=rho, iterations=5)
         before = objective(net, *batch).total.item()
-        history = fit(net, lambda step, batch=batch: batch, objective, steps=3, optimizer=method)
+        history = fit(net, batch, objective, steps=3, optimizer=method)
         losses = [before, *history.loss_after.values]
         assert (np.diff(losses) <= 0).all(), (seed, losses)
         assert objective(net, *batch).total.item() == pytest.approx(losses[-1], rel=1e-12)
@@ -176,9 +171,8 @@ def test_evaluations_and_products_of_layers_are_counted(rho, scheme, stages):
     net, calls = resnet(scheme=scheme), []
     for layer in net.body.layers:
         layer.register_forward_hook(lambda *_: calls.append(1))
-    x, y = donut()
     method = control.MSA(rho=rho, iterations=3, tolerance=1e-3 if rho else 0.9)
-    found = fit(net, lambda step: (x, y), steps=1, optimizer=method)
+    found = fit(net, donut(), steps=1, optimizer=method)
     forward, trials = float(found.forward[0]), float(found.trials[0])
     # The sweep keeps the graph of its last evaluation, which it has once.
     assert len(calls) == 4 * stages * forward - 1
@@ -190,24 +184,28 @@ def test_evaluations_and_products_of_layers_are_counted(rho, scheme, stages):
 def test_failures_are_counted_and_leave_the_weights():
     body = regulator(3.0, 6)  # for which the plain method, of which this is little more, diverges
     method = control.MSA(rho=1e-9, iterations=5, doublings=1)
-    history = fit(body, lambda step: (X0,), terminal, steps=2, optimizer=method)
+    history = fit(body, (X0,), terminal, steps=2, optimizer=method)
     assert (history.failed == 1).all() and (history.gain == 0).all()
     assert (history.loss_after == history.loss[0]).all() and (history.trials == 2).all()
     assert not controls_of(body).any()
 
 
+def gradient_norm(net, x, loss, part):
+    """The norm of the gradient of a part, over the length h = 1/4 of a step."""
+    grads = control.gradients(net, x, loss)
+    own = [g for name, g in grads.items() if name.startswith(part)]
+    return math.sqrt(sum(float(g.square().sum()) for g in own)) * 4
+
+
 def test_hamiltonian_of_a_layer_has_the_gradient_of_the_objective():
-    net = resnet(scheme="rk4", transport=0.1, penalty=0.1)
-    x, labels = donut()
+    net, (x, labels) = resnet(scheme="rk4", transport=0.1, penalty=0.1), donut()
 
     def loss(out):
         return functional.cross_entropy(out, labels)
 
-    grads = control.gradients(net, x, loss)
     found = control.optimality(net, x, loss, iterations=1)
     for number, residual in enumerate(found.residuals):
-        own = [g for name, g in grads.items() if name.startswith(f"body.layers.{number}.")]
-        norm = math.sqrt(sum(float(g.square().sum()) for g in own)) * 4  # h = 1/4
+        norm = gradient_norm(net, x, loss, f"body.layers.{number}.")
         assert float(residual) == pytest.approx(norm, rel=1e-10)
     assert found.costate_norms[-1] > 0
     torch.testing.assert_close(found.hamiltonian, control.hamiltonian(net, x, loss))
@@ -270,10 +268,7 @@ def test_shared_weights_violate_the_principle_by_the_sum():
 
     found = control.optimality(net, x, loss)
     (group,) = found.groups
-    grads = control.gradients(net, x, loss)
-    own = [g for name, g in grads.items() if name.startswith("body.")]
-    norm = math.sqrt(sum(float(g.square().sum()) for g in own)) * 4  # h = 1/4
-    assert group.residual == pytest.approx(norm, rel=1e-10)
+    assert group.residual == pytest.approx(gradient_norm(net, x, loss, "body."), rel=1e-10)
     assert group.label == "layers 0, ..., 3"
     assert 0 < group.violation <= float(found.violations.sum()) * (1 + 1e-9)
     apart = control.optimality(resnet(penalty=0.1), x, loss)
@@ -281,28 +276,26 @@ def test_shared_weights_violate_the_principle_by_the_sum():
 
 
 def test_weights_that_layers_share_maximise_the_sum():
-    batch = donut()
-    net = resnet(shared=True)
-    history = fit(net, lambda step: batch, steps=5, optimizer=control.MSA(rho=0.3))
+    history = fit(resnet(shared=True), donut(), steps=5, optimizer=control.MSA(rho=0.3))
     assert float(history.loss_after[-1]) < float(history.loss[0]) - 0.02
     assert (history.unconverged <= 2).all()  # one group of layers, one of the ends
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_ten_steps_by_costates_are_those_by_back_propagation(optimizer, dropout):
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "dropout"), [("sgd", 0.1, 0.0), ("adamw", 1e-2, 0.2)]
+)
+def test_ten_steps_by_costates_are_those_by_back_propagation(optimizer, rate, dropout):
     tokens = torch.randint(7, (8, 6), generator=torch.Generator().manual_seed(0))
+    batch = tokens[:, :-1], tokens[:, 1:]
     objective = train.objective(train.cross_entropy, 0.5)
+    settings = {"optimizer": optimizer, "accumulate": 2, "clip": 1.0}
 
     def trained(objective):
         torch.manual_seed(0)
         gpt = nets.GPT(vocabulary=7, context=5, width=8, depth=2, heads=2, dropout=dropout)
         gpt.body = control.Dynamics(gpt.body, 2.0, velocity="residual", transport=0.1)
-        settings = {"optimizer": optimizer, "accumulate": 2, "clip": 1.0}
-        schedule = train.Constant(0.1 if optimizer == "sgd" else 1e-2)
-        batch = tokens[:, :-1], tokens[:, 1:]
         gpt = gpt.double()
-        return gpt, fit(gpt, lambda step: batch, objective, schedule=schedule, **settings)
+        return gpt, fit(gpt, batch, objective, schedule=train.Constant(rate), **settings)
 
     (one, curve), (other, expected) = trained(control.by_costates(objective)), trained(objective)
     np.testing.assert_allclose(curve.loss, expected.loss, rtol=0, atol=1e-12)
@@ -347,7 +340,6 @@ class Stated(nn.Module):
 
 METHODS = {
     "msa": (control.MSA(rho=1.0, iterations=3), OBJECTIVE),
-    "sgd": ("sgd", control.by_costates(OBJECTIVE)),
     "adam": ("adam", control.by_costates(OBJECTIVE, "sqrt")),
 }
 
@@ -374,10 +366,8 @@ def test_layers_in_processes_have_the_same_weights(cases):
         pytest.skip("starting processes takes seconds: with --long")
 
     def trained(**options):
-        net = resnet(layers=3)
-        method = control.MSA(rho=0.1, iterations=3, **options)
-        batch = donut()
-        return net, fit(net, lambda step: batch, steps=2, optimizer=method)
+        net, method = resnet(layers=3), control.MSA(rho=0.1, iterations=3, **options)
+        return net, fit(net, donut(), steps=2, optimizer=method)
 
     assert_same(trained(workers=2, devices=("cpu", "cpu")), trained())
 
@@ -386,30 +376,31 @@ def test_layers_in_processes_have_the_same_weights(cases):
 # ---------
 
 
-def test_plain_msa_without_a_maximum_is_refused_and_leaves_the_network_as_it_was():
-    for activation, options in (("relu", {}), ("softplus", {"shared": True})):
-        net = resnet(activation=activation, **options)
-        before = [p.clone() for p in net.parameters()]
-        with pytest.raises(InputError, match=r"layers\.0\.0"):
-            fit(net, lambda step: donut(), steps=1, optimizer=control.MSA(rho=0))
-        assert all(map(torch.equal, net.parameters(), before))
-    net = resnet(activation="relu", penalty=0.1)
-    assert fit(net, lambda s: donut(), steps=1, optimizer=control.MSA(rho=0)).sizes["step"] == 1
+@pytest.mark.parametrize(
+    "options", [{"activation": "relu"}, {"activation": "softplus", "shared": True}]
+)
+def test_plain_msa_without_a_maximum_is_refused_and_leaves_the_network_as_it_was(options):
+    net, batch, plain = resnet(**options), donut(rows=10), control.MSA(rho=0)
+    before = [p.clone() for p in net.parameters()]
+    with pytest.raises(InputError, match=r"layers\.0\.0"):
+        fit(net, batch, steps=1, optimizer=plain)
+    assert all(map(torch.equal, net.parameters(), before))
+    assert fit(resnet(**options, penalty=0.1), batch, steps=1, optimizer=plain).sizes["step"] == 1
 
 
 @pytest.mark.parametrize(("seed", "scale"), [(2, 300), (3, 3000), (2, 30000)])
 def test_saturated_layers_have_a_bounded_hamiltonian_however_small_its_slope(seed, scale):
-    net, (x, labels) = resnet(seed), donut(seed)
+    net = resnet(seed)
     with torch.no_grad():
         for layer in net.body.layers:
             layer[0].weight.mul_(scale)
     method = control.MSA(rho=0, iterations=3)
-    assert fit(net, lambda step: (x, labels), steps=1, optimizer=method).sizes["step"] == 1
+    assert fit(net, donut(seed), steps=1, optimizer=method).sizes["step"] == 1
 
 
 def test_maximisations_that_do_not_converge_are_reported_with_their_layers():
     method = control.MSA(rho=0, iterations=2)  # tanh saturates: the supremum is not attained
-    history = fit(resnet(), lambda step: donut(), steps=2, optimizer=method)
+    history = fit(resnet(), donut(), steps=2, optimizer=method)
     assert (history.unconverged > 0).all() and (history.gain > 0).all()
     by_layer = json.loads(history.attrs["unconverged"])
     assert sum(by_layer.values()) == history.unconverged.sum() and "layer 0" in by_layer
@@ -426,18 +417,18 @@ def test_the_cure_of_a_plain_step_is_one_that_cures():
             flow = self.net.body(self.embed(x))
             return nets.Output(self.net.head(flow.state), flow.cost)
 
-    method = control.MSA(rho=0)
-    with pytest.raises(InputError, match="rho > 0"):
-        fit(Opened(transport=1.0, penalty=1.0), lambda step: donut(), steps=1, optimizer=method)
-    without = train.objective(functional.cross_entropy, 0.0)
-    with pytest.raises(InputError, match="weight > 0"):
-        net = resnet(activation="relu", penalty=1.0)
-        fit(net, lambda step: donut(), without, steps=1, optimizer=method)
+    for net, weight, words in (
+        (Opened(transport=1.0, penalty=1.0), 1.0, "rho > 0"),
+        (resnet(activation="relu", penalty=1.0), 0.0, "weight > 0"),
+    ):
+        objective = train.objective(functional.cross_entropy, weight)
+        with pytest.raises(InputError, match=words):
+            fit(net, donut(), objective, steps=1, optimizer=control.MSA(rho=0))
 
 
 def test_batches_that_change_are_counted_where_the_next_one_has_a_higher_loss():
     method = control.MSA(rho=1.0, iterations=3)
-    history = fit(resnet(), lambda step: donut(step, 8), steps=12, optimizer=method)
+    history = fit(resnet(), lambda step: donut(step, 8), steps=6, optimizer=method)
     assert (history.loss_after <= history.loss).all()
     risen = history.loss.values[1:] > history.loss_after.values[:-1]
     assert risen.sum() > 0  # each batch alone falls, the loss over all of them need not
@@ -473,16 +464,15 @@ def test_costates_that_are_not_finite_stop_a_training_with_layer_and_step(tmp_pa
         assert seen.value.history.sizes["step"] == 3
 
 
+COSTATES = {"optimizer": "adam", "objective": control.by_costates(OBJECTIVE)}
+
+
 @pytest.mark.parametrize(
     ("network", "settings", "message"),
     [
         (resnet(learn_lengths=True), {}, "lengths"),
         (nn.Linear(2, 2), {}, "layers"),
-        (
-            nn.Linear(2, 2),
-            {"optimizer": "adam", "objective": control.by_costates(OBJECTIVE)},
-            "layers",
-        ),
+        (nn.Linear(2, 2), COSTATES, "layers"),
         (resnet().float(), {"objective": lambda *_: 1}, "no Loss"),
     ],
 )

@@ -12,9 +12,7 @@ from trainings import OBJECTIVE, Points, config, network
 from wflow import nets
 from wflow.nets import (
     blocks,
-    control,
     convex,
-    data,
     generative,
     metrics,
     particles,
@@ -60,15 +58,8 @@ def body(wrap=nets.ContinuousTransformer):
     return wrap([blocks.Block(**BLOCK) for _ in range(2)], steps=2)
 
 
-def coder():
-    torch.manual_seed(0)
-    return generative.Autoencoder(2, pixels=4)
-
-
-def flow(sparse=False):
-    phi = generative.Potential(2, width=4, condition=0 if sparse else 1)
-    if not sparse:
-        return generative.OTFlow(phi, steps=1)
+def sparse():
+    phi = generative.Potential(2, width=4)
     found = generative.SparseTransformerFlow(phi, steps=1, lam=0.5)
     found.set_context(draw(6, 2))
     return found
@@ -124,10 +115,6 @@ def rows() -> dict:
     return {"tokens": texts, "labels": torch.tensor([0, 1, 1]), "batch": 2, "context": 3}
 
 
-def learnt():
-    return data.TrainedBytePairs(["to be or not to be"], 258, cached=False)
-
-
 def crops():
     return {"tokens": ids(30), "context": 4, "batch": 2, "vocabulary": 7}
 
@@ -154,44 +141,14 @@ SETTINGS = {
     "seed": 0, "device": "cpu",
 }  # fmt: skip
 
-# Objects whose methods are called; `forward` and `call` are calls of the object itself.
+# Objects whose methods are called, if they are not made with the arguments of their class.
 OBJECTS = {
-    "GPT": lambda: nets.GPT(**GPT),
-    "ViT": lambda: nets.ViT(**VIT),
-    "TextClassifier": lambda: nets.TextClassifier(**TEXT),
-    "SetTransformer": lambda: nets.SetTransformer(**SETS),
-    "ContinuousTransformer": body,
-    "NodeTransformer": lambda: body(nets.NodeTransformer),
-    "blocks.Attention": lambda: blocks.Attention(**BLOCK, causal=True),
-    "blocks.FeedForward": lambda: blocks.FeedForward(8, 4),
-    "blocks.Block": lambda: blocks.Block(**BLOCK, hidden=8),
-    "blocks.Stack": lambda: blocks.Stack([blocks.Block(**BLOCK)]),
-    "blocks.TokenEmbedding": lambda: blocks.TokenEmbedding(7, 5, 8),
-    "ControlledResNet": resnet,
-    "control.Dynamics": lambda: control.Dynamics([blocks.Block(**BLOCK)], transport=0.1),
-    "convex.ConvexProblem": lambda: convex.ConvexProblem(0.1 * draw(2, 3), steps=2),
-    "generative.Potential": lambda: flow().potential,
-    "generative.OTFlow": flow,
-    "generative.SparseTransformerFlow": lambda: flow(True),
-    "generative.Autoencoder": coder,
-    "data.Characters": lambda: data.Characters("some text"),
-    "data.CropBatches": lambda: data.CropBatches(**crops()),
-    "data.ImageBatches": lambda: data.ImageBatches(**images()),
-    "data.RandomCrops": lambda: data.RandomCrops(seed=1),
-    "data.RandomPoses": lambda: data.RandomPoses(seed=1),
-    "data.TextBatches": lambda: data.TextBatches(**rows()),
-    "data.TrainedBytePairs": learnt,
-    "data.CloudBatches": lambda: data.CloudBatches(**clouds()),
-    "data.PlanarBatches": lambda: data.PlanarBatches("pinwheel", batch=3),
-    "particles.TrainedHeads": heads,
-    "train.Constant": lambda: train.Constant(0.1),
-    "train.Cosine": lambda: train.Cosine(0.1, 0.0, 2, 10),
-    "train.StepDecay": lambda: train.StepDecay((0.1,), ()),
+    "generative.SparseTransformerFlow": lambda: sparse(),
+    "particles.TrainedHeads": lambda: heads(),
 }
 
 # Functions that are called otherwise than by their name.
 FUNCTIONS = {
-    "generative.OTFlow.generate": lambda: conditional().generate,
     "generative.ReverseKL.call": lambda: reverse_kl,
     "metrics.bleu": lambda: bleu,
     "register": lambda: partial(nets.register, type("Fuzzed", (nn.Module,), {})),
@@ -212,10 +169,10 @@ def call_of(name, /, **changes):
     if name in FUNCTIONS:
         return FUNCTIONS[name](), given
     owner, _, method = name.rpartition(".")
-    if owner not in OBJECTS:
+    if owner not in ARGUMENTS:
         return attrgetter(name)(nets), given
-    owner = OBJECTS[owner]()
-    return owner if method in ("forward", "call") else getattr(owner, method), given
+    made = OBJECTS[owner]() if owner in OBJECTS else attrgetter(owner)(nets)(**ARGUMENTS[owner]())
+    return made if method in ("forward", "call") else getattr(made, method), given
 
 
 ARGUMENTS = {
@@ -257,9 +214,9 @@ ARGUMENTS = {
     "ControlledResNet": lambda: dict(dim=2, layers=2, t_final=1.0, scheme="heun", classes=2,
         width=3, activation="tanh", shared=False, learn_lengths=True, transport=0.1, penalty=0.1),
     "ControlledResNet.forward": lambda: dict(x=draw(4, 2)),
-    "control.Dynamics": lambda: dict(layers=[nn.Linear(2, 2)], t_final=1.0, steps=1, shared=True,
-        scheme="rk4", velocity="residual", learn_lengths=False, timed=False, transport=0.1,
-        penalty=0.1, running=None),
+    "control.Dynamics": lambda: dict(layers=[blocks.Block(**BLOCK)], t_final=1.0, steps=1,
+        shared=True, scheme="rk4", velocity="residual", learn_lengths=False, timed=False,
+        transport=0.1, penalty=0.1, running=None),
     "control.Dynamics.forward": lambda: dict(x=draw(2, 4, 8), valid=there(2, 4), mask=None),
     "control.Dynamics.plan": lambda: dict(x=draw(2, 4, 8), valid=None),
     "control.MSA": lambda: dict(rho=0.1, iterations=2, tolerance=1e-3, doublings=2, workers=1,
@@ -271,8 +228,8 @@ ARGUMENTS = {
     "control.hamiltonian": controlled,
     "control.optimality": lambda: dict(controlled(), iterations=2, tolerance=0.1),
     "control.states": lambda: dict(network=resnet(), x=draw(4, 2)),
-    "convex.ConvexProblem": lambda: dict(output=draw(2, 3), loss="squared", t_final=1.0, steps=2,
-        lam=1.0),
+    "convex.ConvexProblem": lambda: dict(output=0.1 * draw(2, 3), loss="squared", t_final=1.0,
+        steps=2, lam=1.0),
     "convex.ConvexProblem.value": lambda: dict(x=draw(4, 3), y=draw(4, 2)),
     "convex.ConvexProblem.prediction": lambda: dict(x=draw(4, 3)),
     "convex.ConvexProblem.gradient": lambda: dict(x=draw(4, 3), y=draw(4, 2)),
@@ -290,12 +247,12 @@ ARGUMENTS = {
     "generative.Potential.derivatives": lambda: dict(x=draw(3, 2), t=draw(3), y=draw(3, 1),
         laplacian=True, hessian=False),
     "generative.Potential.operations": lambda: dict(laplacian=False),
-    "generative.OTFlow": lambda: dict(potential=generative.Potential(2, width=4), steps=2,
-        t_final=1.0),
+    "generative.OTFlow": lambda: dict(potential=generative.Potential(2, width=4, condition=1),
+        steps=2, t_final=1.0),
     "generative.OTFlow.forward": lambda: dict(x=draw(3, 2), y=draw(1)),
     "generative.OTFlow.to_base": lambda: dict(x=draw(3, 2), y=draw(3, 1)),
     "generative.OTFlow.from_base": lambda: dict(z=draw(3, 2), y=draw(3, 1), exact=False),
-    "generative.OTFlow.generate": lambda: dict(z=draw(4, 2), y=draw(4, 3)),
+    "generative.OTFlow.generate": lambda: dict(z=draw(4, 2), y=draw(4, 1)),
     "generative.OTFlow.log_density": lambda: dict(x=draw(3, 2), y=draw(1)),
     "generative.OTFlow.sample": lambda: dict(n=3, seed=0, y=draw(1), exact=True),
     "generative.SparseTransformerFlow": lambda: dict(potential=generative.Potential(2, width=4),
@@ -395,7 +352,6 @@ ARGUMENTS = {
         ground="p-norm"),
     "diagnostics.transport_ratio": lambda: dict(inputs=draw(4, 3), perturbed_inputs=draw(4, 3,
         seed=1), outputs=draw(4, 2), perturbed_outputs=draw(4, 2, seed=1), p=2.0, ground="chordal"),
-    "metrics.Perplexities": lambda: dict(of_mean=1.0, mean_of_sequences=1.0),
     "metrics.bleu": lambda: dict(predictions=["to be or not"], reference=["to be or not"],
         words="moses"),
     "metrics.check_encoder": lambda: dict(encoder="no-such-encoder"),

@@ -26,6 +26,9 @@ def trajectory(states, times=None):
     return Trajectory(states, times, costs, velocities)
 
 
+TIMES = torch.tensor([0.0, 0.1, 0.5, 2.0], dtype=torch.float64)
+
+
 def circle(angle, steps=400):
     """A token that goes along an arc of the unit circle, at constant speed."""
     a = torch.linspace(0, angle, steps + 1, dtype=torch.float64)
@@ -33,32 +36,27 @@ def circle(angle, steps=400):
 
 
 def test_straightness_of_a_line_is_one_and_of_an_arc_its_length_over_its_chord():
-    times = torch.tensor([0.0, 0.1, 0.5, 2.0], dtype=torch.float64)
-    line = normal(1, 3, 4, 2) + times[:, None, None, None] * normal(1, 3, 4, 2, seed=1)
-    assert (diag.straightness(trajectory(line, times)) - 1).abs().max() <= 1e-14
-    assert diag.straightness(trajectory(line, times), per="token").shape == (3, 4)
-    half = diag.straightness(trajectory(circle(math.pi)))
-    assert float(half) == pytest.approx(math.pi / 2, rel=1e-5)
-    assert float(diag.straightness(trajectory(circle(1.0)))) == pytest.approx(
-        1 / (2 * math.sin(0.5)), rel=1e-5
-    )
+    line = normal(1, 3, 4, 2) + TIMES[:, None, None, None] * normal(1, 3, 4, 2, seed=1)
+    assert (diag.straightness(trajectory(line, TIMES)) - 1).abs().max() <= 1e-14
+    assert diag.straightness(trajectory(line, TIMES), per="token").shape == (3, 4)
+    for angle in (math.pi, 1.0):
+        found = float(diag.straightness(trajectory(circle(angle))))
+        assert found == pytest.approx(angle / (2 * math.sin(angle / 2)), rel=1e-5)
 
 
-def test_straightness_without_a_chord_is_nan():
-    path = trajectory(
-        torch.stack([torch.zeros(2, 3, 2), torch.ones(2, 3, 2), torch.zeros(2, 3, 2)])
-    )
-    assert torch.isnan(diag.straightness(path)).all()
+def test_what_is_measured_by_a_chord_or_a_cost_of_zero_is_nan():
+    there_and_back = torch.tensor([0.0, 1.0, 0.0]).reshape(3, 1, 1, 1).expand(3, 2, 3, 2)
+    assert torch.isnan(diag.straightness(trajectory(there_and_back))).all()
     rest = trajectory(torch.zeros(3, 2, 3, 2))
-    assert torch.isnan(diag.straightness(rest)).all()
-    assert torch.isnan(diag.speed_variation(rest)).all()
-    assert torch.isnan(diag.step_costs(rest, share=True)).all()
+    for found in (
+        diag.straightness(rest), diag.speed_variation(rest), diag.step_costs(rest, share=True)
+    ):  # fmt: skip
+        assert torch.isnan(found).all()
 
 
 def test_speed_variation_is_that_of_the_speeds_whatever_the_steps():
-    times = torch.tensor([0.0, 0.1, 0.5, 2.0], dtype=torch.float64)
-    line = times[:, None, None, None] * normal(1, 3, 4, 2)
-    assert diag.speed_variation(trajectory(line, times)).abs().max() < 1e-14
+    line = TIMES[:, None, None, None] * normal(1, 3, 4, 2)
+    assert diag.speed_variation(trajectory(line, TIMES)).abs().max() < 1e-14
     # Speeds 1 and 3: mean 2, deviation 1.
     jump = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64).reshape(3, 1, 1, 1)
     assert float(diag.speed_variation(trajectory(jump))) == pytest.approx(0.5, abs=1e-15)
@@ -92,8 +90,6 @@ def test_step_costs_are_the_transport_cost_step_by_step():
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda p: diag.straightness(p, per="layer"), "per is"),
-        (lambda p: diag.straightness(p, valid=torch.ones(2, 9, dtype=torch.bool)), "valid"),
         (lambda p: diag.straightness(p._replace(states=p.states[:, 0, 0]), per="token"), "shape"),
         (lambda p: diag.straightness(p._replace(states=p.states[:, :, 0]), per="token"), "tokens"),
         (lambda p: diag.speed_variation(p._replace(states=p.states[:1])), "shape"),
@@ -107,9 +103,11 @@ def test_what_is_no_trajectory_is_refused(call, match):
 def test_lipschitz_constant_of_a_linear_map_is_its_operator_norm():
     layer = nn.Linear(6, 4).double()
     exact = diag.operator_norm(layer)
-    assert exact == pytest.approx(
-        float(torch.linalg.svdvals(layer.weight.detach()).max()), rel=1e-14
-    )
+    singular = torch.linalg.svdvals(layer.weight.detach())
+    assert exact == pytest.approx(float(singular.max()), rel=1e-14)
+    # In whatever it is given: the weight, or a head with one linear layer.
+    for head in (layer.weight, nn.Sequential(nn.Dropout(0.1), layer)):
+        assert diag.operator_norm(head) == exact
     found = diag.lipschitz(layer, normal(3, 6), samples=4, iterations=60)
     assert found.constant == pytest.approx(exact, rel=1e-8)
     assert found.iterated == found.constant
@@ -134,41 +132,28 @@ def test_lipschitz_constant_is_a_ratio_of_two_points_hence_never_too_large():
 
 
 def test_lipschitz_runs_modules_without_dropout_and_takes_the_first_of_a_tuple():
-    model = ContinuousTransformer(
-        nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh()), steps=3
-    ).double()
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh())
+    model = ContinuousTransformer(layers, steps=3).double()
     x = normal(2, 3, 4)
     one, two = (diag.lipschitz(model, x, seed=3) for _ in range(2))
     assert one.constant == two.constant > 1
-    assert model.training and model.blocks.blocks[1].training
+    assert model.training and layers[1].training
     assert math.isfinite(diag.lipschitz(model.float(), x.float(), perturbation=1e-2).constant)
 
 
-def test_operator_norm_takes_the_one_linear_layer_of_a_head_and_nothing_else():
-    layer = nn.Linear(5, 3)
-    norm = diag.operator_norm(layer)
-    assert diag.operator_norm(nn.Sequential(nn.Dropout(0.1), layer)) == norm
-    assert diag.operator_norm(layer.weight) == norm
-
-
-def test_lipschitz_needs_a_gradient_or_says_so():
-    def cut(x):
-        return x.detach() * 2
-
-    assert diag.lipschitz(cut, normal(2, 3), iterations=0).constant == pytest.approx(2, rel=1e-9)
+def test_lipschitz_without_iterations_needs_no_gradient():
+    found = diag.lipschitz(lambda x: x.detach() * 2, normal(2, 3), iterations=0)
+    assert found.constant == pytest.approx(2, rel=1e-9)
 
 
 def test_stability_bound_is_that_of_the_theorem_in_every_normalisation():
-    inputs, targets = diag.stability_bound(2.0, 0.5, 4.0)  # T L^2 / lambda = 1/8
-    assert inputs == pytest.approx(0.5 / (1 - 1 / 8)) and targets == pytest.approx(
-        (1 / 8) / (7 / 8)
-    )
-    mean = diag.stability_bound(2.0, 0.5, 4.0 * 60, cost="mean", entries=60)
-    assert mean == pytest.approx((inputs, targets))
+    found = diag.stability_bound(2.0, 0.5, 4.0)  # T L^2 / lambda = 1/8
+    assert found == pytest.approx((0.5 / (1 - 1 / 8), (1 / 8) / (7 / 8)))
+    mean = {"cost": "mean", "entries": 60}
+    assert diag.stability_bound(2.0, 0.5, 4.0 * 60, **mean) == pytest.approx(found)
     # A language model: mean over 10 tokens of the loss, mean over 60 entries of the cost.
-    assert diag.stability_bound(
-        2.0, 0.5, 4.0 * 6, cost="mean", entries=60, loss_weight=1 / 10
-    ) == pytest.approx((inputs, targets))
+    tokens = diag.stability_bound(2.0, 0.5, 4.0 * 6, **mean, loss_weight=1 / 10)
+    assert tokens == pytest.approx(found)
 
 
 def test_check_stability_compares_pairs_with_the_bound():
@@ -198,17 +183,13 @@ def test_classes_stand_for_unit_vectors():
         diag.check_stability(p1, p2, x, x, x, x, t_final=1.0, L=0.5, lam=1.0)
 
 
-def test_hidden_transport_of_a_shifted_cloud_is_the_shift():
-    x = normal(30, 2, 5)
-    shift = 0.3 * normal(2, 5, seed=1)
-    for p in (1, 2, 3.5):
-        assert diag.hidden_transport(x, x + shift, p) == pytest.approx(
-            float(shift.norm()), rel=1e-12
-        )
-        assert diag.hidden_transport(x, x + shift, p, ground="p-norm") == pytest.approx(
-            float(shift.flatten().norm(p)), rel=1e-12
-        )
-    assert diag.hidden_transport(x, x[torch.randperm(30)]) == pytest.approx(0, abs=1e-14)
+@pytest.mark.parametrize("p", [1, 2, 3.5])
+def test_hidden_transport_of_a_shifted_cloud_is_the_shift(p):
+    x, shift = normal(30, 2, 5), 0.3 * normal(2, 5, seed=1)
+    for ground, size in (("euclidean", shift.norm()), ("p-norm", shift.flatten().norm(p))):
+        found = diag.hidden_transport(x, x + shift, p, ground=ground)
+        assert found == pytest.approx(float(size), rel=1e-12)
+    assert diag.hidden_transport(x, x[torch.randperm(30)], p) == pytest.approx(0, abs=1e-14)
 
 
 def test_hidden_transport_of_clouds_of_different_size_is_exact():
@@ -223,12 +204,11 @@ def test_hidden_transport_by_direction_is_that_of_wflow_transport():
     unit = [(c / c.norm(dim=1, keepdim=True)).numpy() for c in (x, y)]
     for cost in ("geodesic", "chordal"):
         expected = transport.w2(*unit, cost=cost)
-        assert diag.hidden_transport(3 * x, y / 7, ground=cost) == pytest.approx(
-            expected, rel=1e-12
-        )
+        found = diag.hidden_transport(3 * x, y / 7, ground=cost)
+        assert found == pytest.approx(expected, rel=1e-12)
     # The two solvers agree: chords are Euclidean distances of the directions.
     euclidean = diag.hidden_transport(*map(torch.as_tensor, unit))
-    assert euclidean == pytest.approx(transport.w2(*unit, cost="chordal"), rel=1e-12)
+    assert euclidean == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_linear_network_carries_a_shift_on_by_its_matrix():

@@ -44,11 +44,10 @@ def centre(x):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        {"hidden": 8},
         {"heads": 1, "project": False},
         {"heads": 3, "head_width": 5},
         {"heads": 1, "head_width": 20},
-        {"hidden": 8},
     ],
 )
 def test_velocity_of_the_law_is_the_projected_attention_of_the_trained_layer(options, causal):
@@ -65,32 +64,28 @@ def test_velocity_of_the_law_is_the_projected_attention_of_the_trained_layer(opt
 
 
 @pytest.mark.parametrize("radius", [0.05, 1.0, 7.0])
-def test_velocity_is_that_of_the_direction_of_tokens_of_a_radius(radius):
+@pytest.mark.parametrize("norm", [False, True])
+def test_velocity_is_that_of_the_direction_of_tokens_of_a_radius(radius, norm):
     """du/dt = (1/r) P_u C f(r u), with the eps of the layer norm in it."""
-    for blocks in (stack(1), stack(1, norm=False)):
-        normed = isinstance(blocks[0].norm_attention, nn.LayerNorm)
-        x = cloud(centred=normed)
-        pushed = attended(blocks[0], radius * x)
-        expected = project(x, centre(pushed) if normed else pushed) / radius
-        found = particles.velocity(particles.head_law(blocks, radius=radius), x)
-        assert np.abs(found - expected).max() <= 1e-11 * np.abs(expected).max()
+    blocks, x = stack(1, norm=norm), cloud(centred=norm)
+    pushed = attended(blocks[0], radius * x)
+    expected = project(x, centre(pushed) if norm else pushed) / radius
+    found = particles.velocity(particles.head_law(blocks, radius=radius), x)
+    assert np.abs(found - expected).max() <= 1e-11 * np.abs(expected).max()
 
 
 def test_solve_moves_tokens_as_the_layers_of_the_network_do():
-    blocks = stack(2)
+    blocks, x = stack(2), cloud()
     law = particles.head_law(blocks, radius=40.0)
-    x = cloud()
-    run = wflow.solve(
-        x, law, t_final=2.0, dt=0.01, scheme="rk4", save=wflow.SaveAt(snapshots=[1.0, 2.0])
-    )
+    saved = wflow.SaveAt(snapshots=[1.0, 2.0])
+    run = wflow.solve(x, law, t_final=2.0, dt=0.02, scheme="rk4", save=saved)
     assert "energy" not in run
     state = torch.from_numpy(40.0 * x)[None]
     with torch.no_grad():
         for at in range(2):
             # Small steps of the blocks in place of one: du/dt with the norm of every token.
-            for _ in range(200):
-                change = blocks[at](state) - state
-                state = state + change / 200
+            for _ in range(100):
+                state = state + (blocks[at](state) - state) / 100
             u = normalise(centre(state[0].numpy()))
             assert np.abs(run.tokens[0, at].values - u).max() < 0.04
     # That much is due to the growth of the norms; a single Euler step shows the velocity itself.
@@ -100,32 +95,28 @@ def test_solve_moves_tokens_as_the_layers_of_the_network_do():
 
 
 def test_query_and_key_biases_shift_scores_and_value_biases_drift_by_what_is_reported():
-    plain, biased = stack(1), stack(1, bias=True)
+    plain, biased, x = stack(1), stack(1, bias=True), cloud()
+    norm, attention = biased[0].norm_attention, biased[0].attention
     with torch.no_grad():
         for parameter in biased.parameters():
-            if parameter.ndim == 1:
-                parameter.zero_()
-        biased[0].norm_attention.weight.copy_(plain[0].norm_attention.weight)
-        biased[0].attention.qkv.weight.copy_(plain[0].attention.qkv.weight)
-        biased[0].attention.out.weight.copy_(plain[0].attention.out.weight)
+            parameter.zero_()
+        biased.load_state_dict(plain.state_dict(), strict=False)
         none = particles.dropped(biased)
         assert none.score_bias == 0 and none.drift == 0 and none.feed_forward == 0
         # A bias of the keys alone changes no softmax.
-        biased[0].attention.qkv.bias[12:24] = 0.7
-        x = cloud()
+        attention.qkv.bias[12:24] = 0.7
         assert np.abs(attended(biased[0], x) - attended(plain[0], x)).max() <= 1e-12
-        biased[0].attention.qkv.bias[24:] = 0.2
-        biased[0].attention.out.bias.fill_(-0.1)
+        attention.qkv.bias[24:] = 0.2
+        attention.out.bias.fill_(-0.1)
         drift = centre(attended(biased[0], x) - attended(plain[0], x))
-    found = particles.dropped(biased)
+        found = particles.dropped(biased)
+        norm.bias.fill_(0.5)  # enters all three
     assert found.score_bias == 0
     assert np.linalg.norm(drift, axis=1) == pytest.approx(found.drift[0], rel=1e-10)
-    with torch.no_grad():
-        biased[0].norm_attention.bias.fill_(0.5)  # enters all three
     assert particles.dropped(biased).score_bias > 0
     assert np.all(particles.dropped(biased).scores == none.scores)
-    assert np.all(particles.velocity(particles.head_law(biased), x)
-                  == particles.velocity(particles.head_law(plain), x))  # fmt: skip
+    one, other = (particles.velocity(particles.head_law(net), x) for net in (biased, plain))
+    assert np.all(one == other)
 
 
 def test_scores_and_values_are_bounded_by_what_is_reported():
@@ -138,23 +129,21 @@ def test_scores_and_values_are_bounded_by_what_is_reported():
 
 
 def test_another_time_scales_the_values_so_that_each_layer_adds_what_it_did():
-    blocks, x = stack(2), cloud()
-    slow, fast = particles.head_law(blocks, t_final=4.0), particles.head_law(blocks, t_final=0.5)
-    assert slow.times == pytest.approx([0, 2]) and fast.times == pytest.approx([0, 0.25])
-    whole = [
-        wflow.solve(x, law, t_final=law.t_final, dt=law.duration / 50, scheme="rk4").tokens[0, -1]
-        for law in (slow, fast)
-    ]
-    assert np.abs(whole[0].values - whole[1].values).max() < 1e-12
+    blocks, x, ends = stack(2), cloud(), []
+    for t_final in (4.0, 0.5):
+        law = particles.head_law(blocks, t_final=t_final)
+        assert law.times == pytest.approx([0, t_final / 2])
+        run = wflow.solve(x, law, t_final=t_final, dt=law.duration / 50, scheme="rk4")
+        ends.append(run.tokens[0, -1].values)
+    assert np.abs(ends[0] - ends[1]).max() < 1e-12
 
 
 def test_a_continuous_model_is_unrolled_over_its_steps():
-    blocks = stack(2)
-    model = ContinuousTransformer(blocks, t_final=3.0, steps=4)
-    law = particles.head_law(model)
+    blocks, x = stack(2), cloud()
+    law = particles.head_law(ContinuousTransformer(blocks, t_final=3.0, steps=4))
     assert law.order.tolist() == [0, 1] * 4 and law.t_final == pytest.approx(3)
     assert law.duration == pytest.approx(3 / 8)
-    x, plain = cloud(), particles.head_law(blocks)
+    plain = particles.head_law(blocks)
     for k in (0, 3, 6):
         # Each block has half of the step to add all that it does in a step: twice as fast.
         expected = 2 * particles.velocity(plain, x, k % 2)
@@ -184,6 +173,9 @@ def test_passes_repeat_the_layers_and_a_shared_block_comes_as_often_as_it_acts()
     assert speeds[0] / speeds[1] == pytest.approx(2, rel=1e-3)
 
 
+TEXT = torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(0))
+
+
 @pytest.fixture
 def gpt():
     torch.manual_seed(0)
@@ -191,68 +183,57 @@ def gpt():
 
 
 def test_tokens_are_the_directions_of_the_embeddings(gpt):
-    text = torch.randint(0, 11, (1, 7), generator=torch.Generator().manual_seed(0))
-    x = particles.tokens_of(gpt, text)
-    gpt.eval()
-    expected = gpt.embed(text)[0].detach().double().numpy()
-    assert x.shape == (7, 12)
-    assert np.abs(x - normalise(centre(expected))).max() <= 1e-14
-    gpt.train()
-    two = particles.tokens_of(gpt, text.expand(2, -1))
+    two = particles.tokens_of(gpt, TEXT[:1].expand(2, -1))
     assert two.shape == (2, 7, 12) and np.array_equal(two[0], two[1])  # no dropout
     assert gpt.training and gpt.body.blocks[0].attention.training
+    expected = gpt.eval().embed(TEXT[:1])[0].detach().double().numpy()
+    x = particles.tokens_of(gpt, TEXT[:1])
+    assert x.shape == (7, 12)
+    assert np.abs(x - normalise(centre(expected))).max() <= 1e-14
 
 
 def test_clouds_and_radii_are_those_of_the_hidden_states(gpt):
-    text = torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(0))
-    found = particles.clouds_of(gpt, text)
+    found = particles.clouds_of(gpt, TEXT)
     assert found.times.tolist() == [0, 1, 2] and found.tokens.shape == (3, 3, 7, 12)
     gpt.eval()
     with torch.no_grad():
-        state = gpt.body(gpt.embed(text)).numpy().astype(float)
+        state = gpt.body(gpt.embed(TEXT)).numpy().astype(float)
     assert np.abs(found.tokens[-1] - normalise(centre(state))).max() <= 1e-6
     assert found.radii[-1] == pytest.approx(np.linalg.norm(centre(state), axis=-1).mean(), rel=1e-6)
     gpt.body = ContinuousTransformer(gpt.body, t_final=2.0, steps=4)
-    clouds = particles.clouds_of(gpt, text)
+    clouds = particles.clouds_of(gpt, TEXT)
     assert clouds.times == pytest.approx([0, 0.5, 1, 1.5, 2])
     assert clouds.tokens.shape == (5, 3, 7, 12)
     assert np.abs(clouds.tokens[0] - found.tokens[0]).max() <= 1e-12
     gpt.body = NodeTransformer(gpt.body.blocks, steps=3)
-    assert particles.clouds_of(gpt, text).times == pytest.approx(np.arange(7) / 3)
+    assert particles.clouds_of(gpt, TEXT).times == pytest.approx(np.arange(7) / 3)
 
 
-@pytest.mark.parametrize("wrap", [None, ContinuousTransformer, NodeTransformer])
-def test_problem_is_what_solve_takes(gpt, wrap):
-    text = torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(0))
-    if wrap is not None:
-        gpt.body = wrap(gpt.body, steps=3)
-    task = particles.problem(gpt, text, steps=4)
+@pytest.mark.parametrize(
+    ("wrap", "intervals"), [(None, 2), (ContinuousTransformer, 6), (NodeTransformer, 2)]
+)
+def test_problem_is_what_solve_takes(gpt, wrap, intervals):
+    gpt.body = gpt.body if wrap is None else wrap(gpt.body, steps=3)
+    task = particles.problem(gpt, TEXT, steps=4)
     assert task["causal"] and task["law"].causal and task["paths"] == 3
-    run = wflow.solve(**task)
-    intervals = {None: 2, ContinuousTransformer: 6, NodeTransformer: 2}[wrap]
-    assert run.sizes["snapshot"] == intervals + 1
-    assert run.tokens.shape == (3, intervals + 1, 7, 12)
+    tokens = wflow.solve(**task).tokens
+    assert tokens.shape == (3, intervals + 1, 7, 12)
     # The first token sees itself alone in every network that is causal.
     alone = wflow.solve(**{**task, "x0": task["x0"][:, :1]})
-    assert np.abs(run.tokens.values[:, :, 0] - alone.tokens.values[:, :, 0]).max() <= 1e-12
-    radii = particles.clouds_of(gpt, text).radii
+    assert np.abs(tokens.values[:, :, 0] - alone.tokens.values[:, :, 0]).max() <= 1e-12
     law, unit = task["law"], particles.head_law(gpt)
-    share = (unit.value_factors / law.value_factors) / (
-        np.sqrt(unit.score_factors) / np.sqrt(law.score_factors)
-    )
-    per = radii[:-1]  # of each interval
+    share = unit.value_factors / law.value_factors
+    share = share / np.sqrt(unit.score_factors / law.score_factors)
+    radii = particles.clouds_of(gpt, TEXT).radii[:-1]  # of each interval
     if wrap is ContinuousTransformer:
-        per = np.repeat(per, 2)
+        radii = np.repeat(radii, 2)
     elif wrap is NodeTransformer:
-        per = per.reshape(2, 3).mean(axis=1)
-    assert share == pytest.approx(per, rel=1e-10)
+        radii = radii.reshape(2, 3).mean(axis=1)
+    assert share == pytest.approx(radii, rel=1e-10)
 
 
 def test_a_vision_transformer_runs_as_particles():
-    torch.manual_seed(0)
-    vit = ViT(width=16)
-    images = torch.randn(2, 1, 28, 28)
-    task = particles.problem(vit, images, passes=2)
+    task = particles.problem(ViT(width=16), torch.randn(2, 1, 28, 28), passes=2)
     assert task["x0"].shape == (2, 17, 16) and not task["causal"]
     run = wflow.solve(**task)
     counts = wflow.clusters.over_time(run, 0.3, quantities=["count", "order_parameter"])
@@ -275,35 +256,31 @@ def test_a_run_file_of_trained_heads_holds_a_digest_in_place_of_their_matrices(t
         assert np.array_equal(first["tokens"], again["tokens"])
 
 
-def test_random_heads_have_the_singular_values_of_the_trained_ones():
-    for blocks in (stack(2, head_width=3), stack(2, norm=False)):
-        law = particles.head_law(blocks)
-        other, again = particles.randomised(law, 1), particles.randomised(law, 1)
-        for name in ("layer_scores", "layer_values"):
-            mine, theirs = getattr(law, name), getattr(other, name)
-            ours, drawn = (np.linalg.svd(A, compute_uv=False) for A in (mine, theirs))
-            assert np.abs(ours - drawn).max() <= 1e-12 * ours.max()
-            assert np.abs(mine - theirs).max() > 0.1 * np.abs(mine).max()
-            assert np.array_equal(theirs, getattr(again, name))
-        assert np.array_equal(other.value_factors, law.value_factors)
-        x = cloud(centred=law.centred)
-        if law.centred:
-            assert np.abs(particles.velocity(other, x).sum(axis=1)).max() <= 1e-12
-        different = particles.randomised(law, 2)
-        assert np.abs(different.layer_scores - other.layer_scores).max() > 0.1
+@pytest.mark.parametrize("options", [{"head_width": 3}, {"norm": False}])
+def test_random_heads_have_the_singular_values_of_the_trained_ones(options):
+    law = particles.head_law(stack(2, **options))
+    other, again, third = (particles.randomised(law, seed) for seed in (1, 1, 2))
+    for name in ("layer_scores", "layer_values"):
+        mine, theirs = getattr(law, name), getattr(other, name)
+        ours, drawn = (np.linalg.svd(A, compute_uv=False) for A in (mine, theirs))
+        assert np.abs(ours - drawn).max() <= 1e-12 * ours.max()
+        assert np.abs(mine - theirs).max() > 0.1 * np.abs(mine).max()
+        assert np.array_equal(theirs, getattr(again, name))
+    assert np.array_equal(other.value_factors, law.value_factors)
+    assert np.abs(third.layer_scores - other.layer_scores).max() > 0.1
+    if law.centred:
+        assert np.abs(particles.velocity(other, cloud()).sum(axis=1)).max() <= 1e-12
 
 
 def test_tied_heads_are_recognised():
     law = particles.head_law(stack(2, norm=False))
     A = np.random.default_rng(0).standard_normal((2, 2, 12, 12))
-    sym = A + np.swapaxes(A, -1, -2)
+    sym, skew = A + np.swapaxes(A, -1, -2), A - np.swapaxes(A, -1, -2)
     climbing = particles.tied(law.with_heads(sym, 3 * sym))
     assert np.abs(climbing.asymmetry).max() < 1e-15
     assert climbing.alignment == pytest.approx(1) and climbing.alignment.shape == (2, 2)
     assert particles.tied(law.with_heads(sym, -sym)).alignment == pytest.approx(-1)
-    assert particles.tied(law.with_heads(A - np.swapaxes(A, -1, -2), A)).asymmetry == pytest.approx(
-        1
-    )
+    assert particles.tied(law.with_heads(skew, A)).asymmetry == pytest.approx(1)
     trained = particles.tied(law)
     assert ((trained.asymmetry > 0.4) & (trained.asymmetry < 0.9)).all()
     assert np.abs(trained.alignment).max() < 0.7
@@ -313,9 +290,8 @@ def test_motion_says_what_attention_and_feed_forward_layers_add():
     blocks = stack(2, hidden=8)
     x = torch.from_numpy(cloud())[None]
     found = particles.motion_of(blocks, x)
-    assert found.attention[0] == pytest.approx(
-        np.linalg.norm(attended(blocks[0], cloud()), axis=1).mean(), rel=1e-12
-    )
+    added = np.linalg.norm(attended(blocks[0], cloud()), axis=1).mean()
+    assert found.attention[0] == pytest.approx(added, rel=1e-12)
     with torch.no_grad():
         u = x + blocks[0].attention(blocks[0].norm_attention(x))
         pushed = blocks[0].feed_forward(blocks[0].norm_feed_forward(u))

@@ -38,20 +38,17 @@ def test_standardising_moves_the_latent_vectors_and_no_reconstruction(whiten, hi
 
 def test_a_rectified_encoder_has_entries_that_are_zero():
     images = pictures()
-    assert (coder(rectified=True).encode(images) == 0).any()
-    assert (coder(rectified=True).encode(images) >= 0).all()
+    z = coder(rectified=True).encode(images)
+    assert (z == 0).any() and (z >= 0).all()
     assert not (coder().encode(images) == 0).any()
 
 
 def test_it_trains_and_comes_back_from_its_folder(tmp_path):
     net, images = coder(hidden=8), pictures(64).flatten(1)
     images = (images[:, :1] + images[:, 1:2] * torch.linspace(0, 1, 12)) / 2  # of a plane
-    history = train.train(
-        net,
-        train.objective(functional.mse_loss),
-        torch.utils.data.TensorDataset(images, images),
-        train.TrainConfig(steps=150, batch=32, schedule=train.Constant(2e-2), device="cpu"),
-    )
+    pairs = torch.utils.data.TensorDataset(images, images)
+    config = train.TrainConfig(steps=60, batch=32, schedule=train.Constant(2e-2), device="cpu")
+    history = train.train(net, train.objective(functional.mse_loss), pairs, config)
     assert history["data"][-1] < 0.5 * history["data"][0]
     net.standardise(pictures(), whiten=True)
     net.save_pretrained(tmp_path)

@@ -264,6 +264,8 @@ class Experiment(Generic[AnyFlags, Data]):
     """Key of a list that is measured -> (name in the summary, dimension, text)."""
     coords: Callable[[AnyFlags], Mapping[str, tuple[Sequence[float], str]]] = lambda _: {}
     """Flags -> dimension of lists -> (values, text)."""
+    table: Callable[[AnyFlags, Results], "Dataset"] | None = None
+    """Flags, results -> the summary; without it the `numbers` over (model, seed)."""
     text: Callable[[AnyFlags, Data, Results], str] | None = None
     """Flags, data, results -> the tables; without it mean and spread of the `numbers`."""
     findings: Callable[[AnyFlags, Data, Results], Sequence[Finding]] = lambda *_: ()
@@ -323,7 +325,9 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> int:
         )
         decided = is_published(flags) and len(names) == len(models)
         opened_session.finish(
-            table=dataset(results, experiment.numbers, experiment.along, coords),
+            table=experiment.table(flags, results)
+            if experiment.table
+            else dataset(results, experiment.numbers, experiment.along, coords),
             text=(
                 experiment.text(flags, data, results)
                 if experiment.text

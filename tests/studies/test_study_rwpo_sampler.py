@@ -38,7 +38,7 @@ def test_the_study_decides_its_findings_and_resumes(tmp_path, monkeypatch, capsy
         targets=("laplace", "lasso"), tokens=30, steps=(0.1,), budgets=(4, 8, 12), dims=(2,),
         out=tmp_path, resume=True,
     )  # fmt: skip
-    again = study.compare(flags, {}, None)
+    again = study.compare(flags, {}, "")
     with xr.open_dataset(tmp_path / "summary.h5", engine="h5netcdf") as table:
         assert np.array_equal(again["sliced"], table["sliced"])
 

@@ -146,6 +146,23 @@ LARGEST_JSON = 2**26
 """Bytes of a JSON document; those of wflow and of Hugging Face have some kB, or few MB."""
 
 
+def read_file(path: Path, expected: str) -> bytes:
+    """Return the contents of a regular file; `expected` says what it should be, for the message.
+
+    Raises
+    ------
+    InputError
+        As `opened` and `read_whole`, and for a file that cannot be read.
+    """
+    with opened(path, expected) as file:
+        try:
+            return read_whole(file, path)
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot be read ({error.strerror or error}); expected {expected}"
+            ) from None
+
+
 def read_json(file: IO[bytes], path: Path | str, *, most: int = LARGEST_JSON) -> Any:
     """Read a JSON document.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -83,9 +84,12 @@ def sweep(
         name: tuple(len(coords[dim][0]) for dim in dims) for name, (dims, _) in described.items()
     }
     found: dict[str, list[NDArray[Any]]] = {name: [] for name in variables}
-    label = progress if isinstance(progress, str) else ""
-    with shown(math.prod(shape), label, bool(label)) as advance:
-        advance = advance if isinstance(progress, str) else progress
+    bar: AbstractContextManager[Advance] = (
+        nullcontext(progress)
+        if callable(progress)
+        else shown(math.prod(shape), progress, bool(progress))
+    )
+    with bar as advance:
         for labels in product(*(labels for labels, _ in cases.values())):
             values = measure(*labels)
             if set(values) != set(variables):

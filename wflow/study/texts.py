@@ -301,11 +301,6 @@ def rise(results: Results, name: str) -> np.ndarray:
     return results.values(name, "final") - results.values(name, "best")
 
 
-def size_text(size: Iterable[int]) -> str:
-    """Blocks, heads and width of a network, for a table."""
-    return " x ".join(map(str, size))
-
-
 def used(flags: TextFlags, text: nets.data.Text) -> str:
     """The text, and how much of it is used."""
     if flags.share == 1:

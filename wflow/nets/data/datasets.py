@@ -23,7 +23,7 @@ from torch import Tensor
 
 from wflow._core.checks import check_choice, path_of, whole
 from wflow._core.errors import InputError
-from wflow._core.files import opened, read_whole
+from wflow._core.files import read_file
 from wflow.nets.data.batches import CropBatches, ImageBatches, Purpose, permutation, unit, windows
 from wflow.nets.data.download import DataFile, obtain, unpacked
 from wflow.nets.data.perturb import drop_points, gaussian_noise, replace_tokens, uniform_noise
@@ -356,11 +356,7 @@ def read_idx(path: str | os.PathLike[str], *, dims: int | None = None) -> NDArra
     [3, 255]
     """
     dims = None if dims is None else whole(dims, "dims", 1)
-    with opened(path_of(path, "path"), "an IDX file") as file:
-        try:
-            data = read_whole(file, str(path))
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error}); expected an IDX file") from None
+    data = read_file(path_of(path, "path"), "an IDX file")
     array = parse_idx(unpacked(data, str(path)), str(path))
     if dims is not None and array.ndim != dims:
         raise InputError(f"{path}: has {array.ndim} dimensions; expected {dims}")

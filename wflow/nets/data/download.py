@@ -14,7 +14,7 @@ from typing import Any
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
 from wflow._core.extras import install
-from wflow._core.files import opened, read_whole
+from wflow._core.files import read_file
 from wflow._core.memory import most_unpacked
 
 VARIABLE = "WFLOW_DATA"
@@ -151,11 +151,7 @@ def _find(place: Path, file: DataFile) -> Path | None:
 
 def checked(path: Path, sha256: str) -> bytes:
     """Contents of a file, uncompressed, whose SHA-256 must be the one given."""
-    with opened(path, "a file of a data set") as file:
-        try:
-            data = unpacked(read_whole(file, path), path)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    data = unpacked(read_file(path, "a file of a data set"), path)
     check_digest(path, hashlib.sha256(data).hexdigest(), sha256)
     return data
 

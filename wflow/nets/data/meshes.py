@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from wflow._core.checks import path_of, reals, whole
 from wflow._core.errors import InputError
-from wflow._core.files import opened, read_whole
+from wflow._core.files import read_file
 from wflow.nets.data.batches import Purpose, bits
 
 FloatArray = NDArray[np.float64]
@@ -79,11 +79,7 @@ def read_off(path: str | os.PathLike[str]) -> Mesh:
     ...     nets.data.read_off(path).faces.tolist()
     [[0, 1, 2]]
     """
-    with opened(path_of(path, "path"), "an OFF file") as file:
-        try:
-            return parse_off(read_whole(file, str(path)), str(path))
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error}); expected an OFF file") from None
+    return parse_off(read_file(path_of(path, "path"), "an OFF file"), str(path))
 
 
 def parse_off(data: bytes, name: str) -> Mesh:

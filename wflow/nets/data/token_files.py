@@ -17,7 +17,7 @@ from torch import Tensor
 
 from wflow._core.checks import path_of, whole
 from wflow._core.errors import InputError
-from wflow._core.files import opened, read_json, read_whole
+from wflow._core.files import opened, read_file, read_json
 from wflow._core.progress import progress
 from wflow.nets.data.tokenize import BytePairs
 
@@ -345,11 +345,8 @@ class TokenFiles:
 
 def read_pairs(folder: Path) -> tuple[bytes, bytes]:
     """Read the contents of encoder.json and vocab.bpe in a folder."""
-    contents = []
-    for name in PAIRS:
-        with opened(folder / name, "byte pairs as GPT-2's") as file:
-            contents.append(read_whole(file, folder / name))
-    return contents[0], contents[1]
+    encoder, merges = (read_file(folder / name, "byte pairs as GPT-2's") for name in PAIRS)
+    return encoder, merges
 
 
 def read_description(path: Path, what: str) -> dict[str, Any]:

@@ -1,14 +1,11 @@
 """The studies of clusters and long times, end to end at a size of seconds."""
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
-import xarray as xr
 from scipy.integrate import solve_ivp
-from scripts import call, script
+from scripts import script
 
 import wflow
 from wflow import clusters
@@ -22,44 +19,28 @@ CLUSTERING = [
 ]  # fmt: skip
 
 
-def verdicts(folder: Path) -> dict[str, str]:
-    findings = json.loads((folder / "summary.json").read_text())["findings"]
-    return {finding["prediction"]: finding["verdict"] for finding in findings}
-
-
 @pytest.mark.parametrize("causal", [False, True])
-def test_clustering_counts_what_its_run_files_hold(tmp_path, monkeypatch, capsys, request, causal):
-    more = ["--causal"] if causal else []
+def test_clustering_counts_what_its_run_files_hold(request, run_study, causal):
     if causal:
         request.getfixturevalue("sketched")
-    assert call("clustering", monkeypatch, *CLUSTERING, *more, "--out", str(tmp_path)) == 0
-    names = {file.name for file in tmp_path.iterdir()}
-    for stem in ("phase_diagram", "series"):
-        assert {f"{stem}.png", f"{stem}.pdf"} <= names
-    assert {"summary.h5", "summary.json", "summary.md", "beta_9_d_016.h5"} <= names
-    said = capsys.readouterr().out
-    assert "| beta \\ d |" in said and "plateaus of start 0" in said
-    with (
-        xr.open_dataset(tmp_path / "summary.h5", engine="h5netcdf") as table,
-        wflow.open(tmp_path / "beta_9_d_016.h5") as run,
-    ):
-        assert table["share"].sizes == {"beta": 2, "d": 2, "when": 3}
-        np.testing.assert_allclose(table["when"], [5, 10, 20])
+    done = run_study("clustering", *CLUSTERING, *["--causal"] * causal)
+    assert done.drawn("phase_diagram", "series")
+    assert "| beta \\ d |" in done.said and "plateaus of start 0" in done.said
+    table = done.table
+    assert table["share"].sizes == {"beta": 2, "d": 2, "when": 3}
+    np.testing.assert_allclose(table["when"], [5, 10, 20])
+    with wflow.open(done.out / "beta_9_d_016.h5") as run:
         np.testing.assert_allclose(run["snapshot"] * 9, [5, 10, 20])
         x = wflow.sphere.as_tokens(run["tokens"][3, 1].values)
-        cell = table["count"].sel(beta=9, d=16).isel(when=1, start=3)
-        assert cell == clusters.count(x, 0.0447)
-        assert np.all(table["share"].sel(beta=1, d=16).isel(when=-1) == 1)
-        assert np.all(table["share"].sel(beta=9, d=16) == 0)
-        assert 1 < table["frontier"].sel(d=16).isel(when=-1) < 9
-        if causal:
-            assert table["first_token_moved"] < 1e-12 and table["first_token_distance"] < 0.5
-    found = verdicts(tmp_path)
-    assert found["one cluster for beta small (beta <= 1), any d"] in (
-        "confirmed",
-        "confirmed in part",
-    )
-    assert ("the one cluster is at the first token, which stays where it is" in found) == causal
+    assert table["count"].sel(beta=9, d=16).isel(when=1, start=3) == clusters.count(x, 0.0447)
+    assert np.all(table["share"].sel(beta=1, d=16).isel(when=-1) == 1)
+    assert np.all(table["share"].sel(beta=9, d=16) == 0)
+    assert 1 < table["frontier"].sel(d=16).isel(when=-1) < 9
+    if causal:
+        assert table["first_token_moved"] < 1e-12 and table["first_token_distance"] < 0.5
+    (one,) = done.verdicts("one cluster for beta small (beta <= 1), any d")
+    assert one in ("confirmed", "confirmed in part")
+    assert bool(done.verdicts("the one cluster is at the first token, which stays")) == causal
 
 
 def test_same_starts_are_used_for_every_beta_and_time_is_that_of_the_paper():
@@ -130,17 +111,15 @@ def test_growth_tells_an_exponential_from_a_power_of_beta():
     assert study.growth(beta, never) is None
 
 
-def test_causal_study_in_which_no_start_meets_says_so(tmp_path, monkeypatch, capsys, sketched):
+def test_causal_study_in_which_no_start_meets_says_so(run_study, sketched):
     flags = ["--causal", "--betas", "12", "--dims", "16", "--n", "8", "--paths", "2"]
     flags += ["--t-final", "2", "--series-betas", "12", "--series-n", "8", "--series-d", "2"]
-    flags += ["--series-paths", "2", "--series-t", "4", "--threads", "1", "--out", str(tmp_path)]
-    assert call("clustering", monkeypatch, *flags) == 0
-    capsys.readouterr()
-    findings = json.loads((tmp_path / "summary.json").read_text())["findings"]
-    first = next(f for f in findings if "first token" in f["prediction"])
+    flags += ["--series-paths", "2", "--series-t", "4", "--threads", "1"]
+    done = run_study("clustering", *flags)
+    (first,) = [f for f in done.findings if "first token" in f["prediction"]]
     assert first["verdict"] == "inconclusive" and "no start is in one cluster" in first["found"]
-    assert not any("beta small" in f["prediction"] for f in findings)  # not in the grid: not judged
-    assert "nan" not in (tmp_path / "summary.md").read_text()
+    assert not done.verdicts("beta small")  # not in the grid: not judged
+    assert "nan" not in (done.out / "summary.md").read_text()
 
 
 LONG = [
@@ -149,30 +128,21 @@ LONG = [
 ]  # fmt: skip
 
 
-def test_long_time_tells_frozen_heads_from_oscillating_ones(tmp_path, monkeypatch, capsys):
-    assert call("long_time", monkeypatch, *LONG, "--out", str(tmp_path)) == 0
-    names = {file.name for file in tmp_path.iterdir()}
-    assert {"long_time.png", "long_time.pdf", "frozen.h5", "noisy_00008.h5"} <= names
-    assert "| frozen, H = 2, effective" in capsys.readouterr().out
-    with (
-        xr.open_dataset(tmp_path / "summary.h5", engine="h5netcdf") as table,
-        wflow.open(tmp_path / "common.h5") as run,
-    ):
-        row = table.sel(run="common")
+def test_long_time_tells_frozen_heads_from_oscillating_ones(run_study):
+    done = run_study("long_time", *LONG)
+    table = done.table
+    assert done.drawn("long_time") and "| frozen, H = 2, effective" in done.said
+    row = table.sel(run="common")
+    with wflow.open(done.out / "common.h5") as run:
         power = np.abs((run["weight_power"] + run["ito_power"]).values[0])
         whole = np.sum(np.diff(run["time"]) * (power[1:] + power[:-1]) / 2)
-        assert float(row["power_integral"]) == pytest.approx(whole, rel=1e-12)
-        assert float(table["power_integral"].sel(run="frozen")) == 0
         x = [wflow.sphere.as_tokens(run["tokens"][0, k].values) for k in (-2, -1)]
         elapsed = np.diff(run["snapshot"].values[-2:])[0]
-        speed = float(row["w2_speed"][-1])
-        assert speed * elapsed == pytest.approx(wflow.transport.w2(*x), rel=1e-9)
-        gradient = table["gradient_late"]
-        assert np.isnan(gradient.sel(run="frozen")[1:]).all()
-        assert np.isfinite(gradient.sel(run="noisy_00008")).all()
-    found = verdicts(tmp_path)
-    assert len(found) == 4
-    assert found["heads with noise are integrable in expectation, and the tokens come to rest"] in (
-        "confirmed in part",
-        "not confirmed",
-    )
+    assert float(row["power_integral"]) == pytest.approx(whole, rel=1e-12)
+    assert float(table["power_integral"].sel(run="frozen")) == 0
+    assert float(row["w2_speed"][-1]) * elapsed == pytest.approx(wflow.transport.w2(*x), rel=1e-9)
+    assert np.isnan(table["gradient_late"].sel(run="frozen")[1:]).all()
+    assert np.isfinite(table["gradient_late"].sel(run="noisy_00008")).all()
+    assert len(done.findings) == 4
+    (noisy,) = done.verdicts("heads with noise are integrable in expectation, and the tokens")
+    assert noisy in ("confirmed in part", "not confirmed")

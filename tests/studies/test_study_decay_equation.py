@@ -1,26 +1,21 @@
 """The study of decay at n = infinity: what it compares, and what it decides."""
 
-import json
-
 import numpy as np
 import xarray as xr
-from scripts import call, script
+from scripts import script
 
 import wflow
 
-SMALL = ["--preset", "smoke", "--threads", "1"]
+SMALL = ["--preset", "smoke", "--d", "3", "--threads", "1"]
 
 
-def test_tokens_and_densities_move_under_the_same_heads(
-    tmp_path, monkeypatch, capsys, sketched_study
-) -> None:
-    small = [*SMALL, "--d", "3"]
-    assert call("decay_equation", monkeypatch, *small, "--out", str(tmp_path)) == 0
-    assert "Pearson" in capsys.readouterr().out
+def test_tokens_and_densities_move_under_the_same_heads(run_study, sketched_study) -> None:
+    done = run_study("decay_equation", *SMALL)
+    assert "Pearson" in done.said
     with (
-        wflow.open(tmp_path / "d3_characteristics_H00004.h5") as limit,
-        wflow.open(tmp_path / "d3_cells_H00004.h5") as cells,
-        wflow.open(tmp_path / "d3_n12_H00004.h5") as tokens,
+        wflow.open(done.out / "d3_characteristics_H00004.h5") as limit,
+        wflow.open(done.out / "d3_cells_H00004.h5") as cells,
+        wflow.open(done.out / "d3_n12_H00004.h5") as tokens,
     ):
         for other in (cells, tokens):
             assert np.array_equal(limit["initial_heads"], other["initial_heads"])
@@ -28,19 +23,18 @@ def test_tokens_and_densities_move_under_the_same_heads(
         assert np.allclose(cells["energy"], limit["energy"], rtol=0.05)
         late = limit["time"].values >= 0.1
         gradient = limit["upper_gradient_sq"].values[:, late].mean(axis=1)
-    table = xr.load_dataset(tmp_path / "summary.h5", engine="h5netcdf")
-    assert np.allclose(table["gradient"].sel(d=3, source="characteristics", heads=4), gradient)
-    findings = json.loads((tmp_path / "summary.json").read_text())["findings"]
-    # Heads that were left alone for a fifth of their time have no law yet.
-    assert [f["verdict"] for f in findings] == [
+    found = done.table["gradient"].sel(d=3, source="characteristics", heads=4)
+    assert np.allclose(found, gradient)
+    # Heads that were left alone for a fifth of their time have no law yet, and ten points are few.
+    assert done.verdicts() == [
         "inconclusive", "confirmed", "inconclusive", "inconclusive", "inconclusive",
-        "not confirmed",  # ten points are too few
-        "confirmed",
+        "not confirmed", "confirmed",
     ]  # fmt: skip
     # A second call with --resume computes nothing again.
-    before = (tmp_path / "d3_characteristics_H00001.h5").stat().st_mtime_ns
-    assert call("decay_equation", monkeypatch, *small, "--resume", "--out", str(tmp_path)) == 0
-    assert (tmp_path / "d3_characteristics_H00001.h5").stat().st_mtime_ns == before
+    first = done.out / "d3_characteristics_H00001.h5"
+    before = first.stat().st_mtime_ns
+    run_study("decay_equation", *SMALL, "--resume")
+    assert first.stat().st_mtime_ns == before
 
 
 NAMES = (

@@ -1,11 +1,9 @@
 """The study of the mean-field limit, end to end at a size of seconds."""
 
-import json
-
 import numpy as np
 import pytest
 import xarray as xr
-from scripts import VERDICTS, call, script
+from scripts import VERDICTS, script
 
 import wflow
 from wflow import tokens, transport
@@ -13,19 +11,17 @@ from wflow import tokens, transport
 SMALL = ["--t-final", "0.2", "--dt", "0.05", "--threads", "1", "--heads", "2"]
 
 
-def test_study_compares_n_and_2n_tokens_under_the_same_heads(tmp_path, monkeypatch, capsys) -> None:
-    out = tmp_path / "limit"
-    flags = [*SMALL, "--n", "6", "12", "24", "--d", "2", "3", "--paths", "3", "--out", str(out)]
-    assert call("mean_field_limit", monkeypatch, *flags) == 0
-    printed = capsys.readouterr().out
-    names = {file.name for file in out.iterdir()}
-    runs = {f"d{d}_n{n:05d}.h5" for d in (2, 3) for n in (6, 12, 24, 48)}
-    figures = {"convergence.png", "convergence.pdf"}
-    assert names == runs | figures | {"summary.h5", "summary.json", "summary.md", "report.html"}
-    table = xr.load_dataset(out / "summary.h5", engine="h5netcdf")
+def test_study_compares_n_and_2n_tokens_under_the_same_heads(run_study) -> None:
+    flags = [*SMALL, "--n", "6", "12", "24", "--d", "2", "3", "--paths", "3"]
+    done = run_study("mean_field_limit", *flags)
+    table = done.table
+    assert {f"d{d}_n{n:05d}.h5" for d in (2, 3) for n in (6, 12, 24, 48)} < done.names
+    assert done.drawn("convergence")
     assert dict(table["w2"].sizes) == {"d": 2, "n": 3, "path": 3, "time": 2}
-    assert all(table[name].attrs.get("long_name") for name in table.variables)
-    with wflow.open(out / "d3_n00012.h5") as few, wflow.open(out / "d3_n00024.h5") as many:
+    with (
+        wflow.open(done.out / "d3_n00012.h5") as few,
+        wflow.open(done.out / "d3_n00024.h5") as many,
+    ):
         x, y = (run["tokens"].sel(snapshot_path=2).isel(snapshot=-1).values for run in (few, many))
         gap = abs(few["energy"][2, -1] - many["energy"][2, -1])
         assert not np.allclose(few["tokens"][0, 0, 0], many["tokens"][0, 0, 0])  # other draws
@@ -33,10 +29,8 @@ def test_study_compares_n_and_2n_tokens_under_the_same_heads(tmp_path, monkeypat
     assert float(at["w2"]) == pytest.approx(transport.w2(x, y), rel=1e-12)
     assert float(at["energy_gap"]) == pytest.approx(float(gap), rel=1e-12)
     assert (table["w2"].isel(time=1) <= table["w2_bound"].isel(time=1)).all()
-    summary = json.loads((out / "summary.json").read_text())
-    assert len(summary["findings"]) == 5
-    assert all(f["verdict"] in VERDICTS for f in summary["findings"])
-    assert f"{float(table['w2_slope'][0, 0]):.3f}" in printed
+    assert len(done.findings) == 5 and {*done.verdicts()} <= {*VERDICTS}
+    assert f"{float(table['w2_slope'][0, 0]):.3f}" in done.said
 
 
 def test_both_clouds_of_a_path_move_under_the_same_heads() -> None:
@@ -82,22 +76,22 @@ def test_known_rates_have_their_slopes_and_a_cloud_law_decides_the_verdict() -> 
     assert verdicts == ["confirmed", "not confirmed", "not confirmed", "not confirmed", "confirmed"]
 
 
-def test_study_of_many_tokens_compares_every_n_with_the_limit(tmp_path, monkeypatch, capsys):
-    out = tmp_path / "large"
+def test_study_of_many_tokens_compares_every_n_with_the_limit(run_study):
     flags = ["--n", "100", "200", "--reference", "300", "--paths", "3", "--method", "fast"]
-    small = ["--t-final", "0.2", "--dt", "0.1", "--heads", "2", "--threads", "1"]
-    assert call("mean_field_large", monkeypatch, *flags, *small, "--out", str(out)) == 0
-    printed = capsys.readouterr().out
-    with wflow.open(out / "n0000200.h5") as run, wflow.open(out / "reference.h5") as limit:
+    flags += ["--t-final", "0.2", "--dt", "0.1", "--heads", "2", "--threads", "1"]
+    done = run_study("mean_field_large", *flags)
+    with (
+        wflow.open(done.out / "n0000200.h5") as run,
+        wflow.open(done.out / "reference.h5") as limit,
+    ):
         x, y = (ds["tokens"].isel(snapshot_path=-1, snapshot=-1).values for ds in (run, limit))
         gap = float(run["energy"][2, -1] - limit["energy"][0, -1])
-    table = xr.load_dataset(out / "summary.h5", engine="h5netcdf")
-    at = table.isel(n=1, path=2)
+    at = done.table.isel(n=1, path=2)
     assert float(at["energy_deviation_sq"]) == pytest.approx(gap**2, rel=1e-9)
     squared = np.sum((x.mean(0) - y.mean(0)) ** 2)
     assert float(at["mean_deviation_sq"]) == pytest.approx(squared, rel=1e-9)
-    assert f"{float(table['energy_slope']):.3f}" in printed
-    assert "fast sums keep their tolerance" in printed
+    assert f"{float(done.table['energy_slope']):.3f}" in done.said
+    assert "fast sums keep their tolerance" in done.said
 
 
 @pytest.mark.parametrize("d", [2, 3])

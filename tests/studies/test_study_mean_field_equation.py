@@ -1,48 +1,36 @@
 """The study of particles against the mean-field equation."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 import xarray as xr
-from scripts import call, script
+from scripts import script
 
 import wflow
 from wflow import fits, meanfield, transport
 
-SMALL = ["--preset", "smoke", "--threads", "1"]
 
-
-def test_tokens_are_compared_with_the_density(
-    tmp_path, monkeypatch, capsys, sketched_study
-) -> None:
-    assert call("mean_field_equation", monkeypatch, *SMALL, "--out", str(tmp_path)) == 0
-    assert "error of the equation" in capsys.readouterr().out
-    table = xr.load_dataset(tmp_path / "summary.h5", engine="h5netcdf")
+def test_tokens_are_compared_with_the_density(run_study, sketched_study) -> None:
+    done = run_study("mean_field_equation", "--preset", "smoke", "--threads", "1")
+    table = done.table
+    assert "error of the equation" in done.said
     with (
-        wflow.open(tmp_path / "d2_equation.h5") as limit,
-        wflow.open(tmp_path / "d2_n0000016.h5") as tokens,
+        wflow.open(done.out / "d2_equation.h5") as limit,
+        wflow.open(done.out / "d2_n0000016.h5") as tokens,
     ):
         assert np.array_equal(limit["initial_heads"], tokens["initial_heads"])
-        x = tokens["tokens"].values[1, -1]
-        mass = limit["areas"].values * limit["density"].values[0, -1]
+        x, areas = tokens["tokens"].values[1, -1], limit["areas"].values
+        mass = areas * limit["density"].values[0, -1]
         off = np.sum((x.mean(axis=0) - mass @ limit["centres"].values) ** 2)
         w2 = transport.density_distance(limit["density"].values[0, -1], x, meanfield.Circle(64))
     at = table.sel(d=2, n=16).isel(path=1)
     assert float(at["mean_sq"]) == pytest.approx(float(off), rel=1e-12)
     assert float(at["w2"]) == pytest.approx(w2.value, rel=1e-9)
     assert np.isnan(table["w2"].sel(d=2, n=32)).all() and (table["energy_error"] > 0).all()
-    findings = json.loads((tmp_path / "summary.json").read_text())["findings"]
-    assert len(findings) == 7 and findings[6]["verdict"] == "confirmed"
-    assert [f["verdict"] for f in findings[:6]] != ["confirmed"] * 6, "two draws of 32 tokens"
-    areas = limit_areas(tmp_path / "d2_equation.h5")
     assert float(table["w2_cells"].sel(d=2)) == pytest.approx(areas[0] / math.sqrt(12))
-
-
-def limit_areas(file) -> np.ndarray:
-    with wflow.open(file) as run:
-        return run["areas"].values
+    assert len(done.findings) == 7 and done.verdicts()[6] == "confirmed"
+    assert done.verdicts()[:6] != ["confirmed"] * 6, "two draws of 32 tokens"
 
 
 def test_masses_at_centres_are_as_far_off_as_the_cells_are_wide() -> None:

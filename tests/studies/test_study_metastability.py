@@ -1,17 +1,14 @@
 """The study of metastability: the law of two clusters, and lifetimes of runs."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 import xarray as xr
-from scripts import call, script
+from scripts import script
 
 import wflow
 from wflow.heads import Frozen
-
-SMALL = ["--preset", "smoke", "--threads", "1"]
 
 
 @pytest.mark.parametrize("mass", [0.5, 0.25])
@@ -122,18 +119,14 @@ def test_a_level_is_crossed_where_values_stay_above_it() -> None:
     assert parts.crossing(times, np.ones(5), 0.5) == 0.0
 
 
-def test_the_study_measures_the_lifetimes_of_the_law(
-    tmp_path, monkeypatch, capsys, sketched_study
-) -> None:
-    assert call("metastability", monkeypatch, *SMALL, "--out", str(tmp_path)) == 0
-    table = xr.load_dataset(tmp_path / "summary.h5", engine="h5netcdf")
-    assert np.allclose(table["pair"], table["pair_known"], rtol=0.01)
-    assert np.isfinite(table["one"]).all()
-    findings = json.loads((tmp_path / "summary.json").read_text())["findings"]
+def test_the_study_measures_the_lifetimes_of_the_law(run_study, sketched_study) -> None:
+    done = run_study("metastability", "--preset", "smoke", "--threads", "1")
+    assert np.allclose(done.table["pair"], done.table["pair_known"], rtol=0.01)
+    assert np.isfinite(done.table["one"]).all()
     # Two starts say nothing of an exponential law, small betas nothing of long lifetimes, and 32
     # cells have too much diffusion of their own.
-    assert [f["verdict"] for f in findings[:7]] == [
+    assert done.verdicts()[:7] == [
         "confirmed", "confirmed", "inconclusive", "inconclusive", "confirmed", "not confirmed",
         "inconclusive",
     ]  # fmt: skip
-    assert "two points" in capsys.readouterr().out
+    assert "two points" in done.said

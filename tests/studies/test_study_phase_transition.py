@@ -1,11 +1,9 @@
 """The study of the phase transition: what it decides, and what it refuses."""
 
-import json
-
 import numpy as np
 import pytest
 import xarray as xr
-from scripts import call, script
+from scripts import script
 
 import wflow
 from wflow import Compute
@@ -13,19 +11,16 @@ from wflow import Compute
 SMALL = ["--preset", "smoke", "--n", "20", "--betas", "1", "3", "--threads", "1"]
 
 
-def test_the_study_finds_where_the_transition_jumps(
-    tmp_path, monkeypatch, capsys, sketched_study
-) -> None:
-    assert call("phase_transition", monkeypatch, *SMALL, "--out", str(tmp_path)) == 0
-    findings = json.loads((tmp_path / "summary.json").read_text())["findings"]
-    assert [finding["verdict"] for finding in findings[1:3]] == ["confirmed", "confirmed"]
+def test_the_study_finds_where_the_transition_jumps(run_study, sketched_study) -> None:
+    done = run_study("phase_transition", *SMALL)
+    table, findings = done.table, done.findings
     assert findings[1]["found"] == "softmax: no folds; unnormalised: folds for beta = 3"
     assert "for beta = 1, 3:" in findings[2]["prediction"]
     # Twenty tokens do not resolve their critical diffusion, nor do 42 cells; a jump they show.
-    assert [finding["verdict"] for finding in findings[3:]] == [
-        "inconclusive", "confirmed in part", "confirmed", "confirmed in part", "inconclusive",
+    assert done.verdicts()[1:] == [
+        "confirmed", "confirmed", "inconclusive", "confirmed in part", "confirmed",
+        "confirmed in part", "inconclusive",
     ]  # fmt: skip
-    table = xr.load_dataset(tmp_path / "summary.h5", engine="h5netcdf")
     fold = table["fold"].sel(flow="unnormalised", beta=3).item()
     assert fold == pytest.approx(1.1069, abs=1e-3)
     assert np.allclose(table["critical_equation"], 1, atol=2e-3)
@@ -33,13 +28,12 @@ def test_the_study_finds_where_the_transition_jumps(
     # Far above the critical diffusion order is gone, below it there is some, from either start.
     order = table["equation"]
     assert (order.sel(ratio=2.0) < 0.05).all() and (order.sel(ratio=0.8) > 0.3).all()
-    with wflow.open(tmp_path / "equation_softmax_0.8_from_cluster.h5") as run:
+    with wflow.open(done.out / "equation_softmax_0.8_from_cluster.h5") as run:
         masses = run["areas"].values * run["density"].values[0, -1]
         last = np.linalg.norm(masses @ run["centres"].values)
     assert float(order.sel(flow="softmax", start="cluster", ratio=0.8)) == pytest.approx(last)
-    assert "fold in units of kappa_c" in capsys.readouterr().out
-    names = {file.name for file in tmp_path.iterdir()}
-    assert {"branches.png", "hysteresis.pdf", "density.png"} <= names
+    assert "fold in units of kappa_c" in done.said
+    assert done.drawn("branches", "hysteresis", "density")
 
 
 def test_the_equation_loses_its_stability_on_the_circle_too(tmp_path, cases) -> None:

@@ -1,11 +1,9 @@
 """The study of clusters and the spectrum of the averaged head, and the theory that it tests."""
 
-import json
-
 import numpy as np
 import pytest
 import xarray as xr
-from scripts import call, script
+from scripts import script
 from twin import symmetric, unit
 
 import wflow
@@ -117,15 +115,12 @@ def test_clusters_that_have_not_come_to_rest_decide_nothing() -> None:
     assert verdicts(table.assign(count=0 * table["count"] + 1))[10] == "inconclusive"
 
 
-def test_the_study_runs_in_seconds(tmp_path, monkeypatch, capsys, sketched_study) -> None:
+def test_the_study_runs_in_seconds(run_study, sketched_study) -> None:
     flags = ["--dims", "3", "--heads", "2", "--starts", "2", "--n", "8", "--t-final", "12",
              "--dt", "0.05", "--strength", "5", "--threads", "1"]  # fmt: skip
-    assert call("spectrum", monkeypatch, *flags, "--out", str(tmp_path)) == 0
-    table = xr.load_dataset(tmp_path / "summary.h5", engine="h5netcdf")
-    assert np.all(table["count"].sel(case="minus, descent") == 1)
-    assert np.all(table["present"].sel(case="minus, descent") > 0.99)
-    assert np.all(table["count"].sel(case="one") <= 2)
-    assert np.all(table["count"].sel(case="all, descent") > 3)
-    findings = json.loads((tmp_path / "summary.json").read_text())["findings"]
-    assert len(findings) == 12
-    assert "eigenvector" in capsys.readouterr().out
+    done = run_study("spectrum", *flags)
+    assert np.all(done.table["count"].sel(case="minus, descent") == 1)
+    assert np.all(done.table["present"].sel(case="minus, descent") > 0.99)
+    assert np.all(done.table["count"].sel(case="one") <= 2)
+    assert np.all(done.table["count"].sel(case="all, descent") > 3)
+    assert len(done.findings) == 12 and "eigenvector" in done.said

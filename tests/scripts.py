@@ -1,13 +1,15 @@
 """Running the study scripts from tests."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
+import xarray as xr
 
 from wflow.study.frame import Verdict
 
@@ -41,3 +43,25 @@ def shell(name: str, *flags: str, **options) -> subprocess.CompletedProcess:
     """Run a study as a user does."""
     command = [sys.executable, str(FILES[name]), *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+class Done:
+    """What a study has left in its folder, all of it as the frame promises."""
+
+    def __init__(self, out: Path, said: str) -> None:
+        self.out, self.said = out, said
+        self.names = {file.name for file in out.iterdir()}
+        assert {"summary.h5", "summary.json"} <= self.names
+        assert not [n for n in self.names if n.endswith((".partial", ".checkpoint", ".new"))]
+        self.summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+        self.findings: list[dict[str, str]] = self.summary.get("findings", [])
+        self.table = xr.load_dataset(out / "summary.h5", engine="h5netcdf")
+        assert all(values.attrs.get("long_name") for values in self.table.data_vars.values())
+
+    def verdicts(self, part: str = "") -> list[str]:
+        """The verdicts on predictions that hold these words."""
+        return [f["verdict"] for f in self.findings if part in f["prediction"]]
+
+    def drawn(self, *stems: str) -> bool:
+        """Whether figures of these names are there, as PNG and as PDF."""
+        return {f"{stem}.{kind}" for stem in stems for kind in ("png", "pdf")} <= self.names

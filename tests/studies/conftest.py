@@ -1,35 +1,11 @@
 """Studies run by tests: what they say, their summary, their table."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-import xarray as xr
-from scripts import call
+from scripts import Done, call
 
-
-class Done:
-    """What a study has left in its folder, all of it as the frame promises."""
-
-    def __init__(self, out: Path, said: str) -> None:
-        self.out, self.said = out, said
-        self.names = {file.name for file in out.iterdir()}
-        assert {"summary.h5", "summary.json", "summary.md"} <= self.names
-        assert not [n for n in self.names if n.endswith((".partial", ".checkpoint", ".new"))]
-        self.summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
-        self.findings: list[dict[str, str]] = self.summary.get("findings", [])
-        self.table = xr.load_dataset(out / "summary.h5", engine="h5netcdf")
-        assert all(values.attrs.get("long_name") for values in self.table.data_vars.values())
-
-    def verdicts(self, part: str = "") -> list[str]:
-        """The verdicts on predictions that hold these words."""
-        return [f["verdict"] for f in self.findings if part in f["prediction"]]
-
-    def drawn(self, *stems: str) -> bool:
-        """Whether figures of these names are there, as PNG and as PDF."""
-        return {f"{stem}.{kind}" for stem in stems for kind in ("png", "pdf")} <= self.names
+from wflow.study import heads
 
 
 @pytest.fixture
@@ -62,3 +38,9 @@ def resumed(run_study, sketched) -> Callable[..., Done]:
         return done
 
     return run
+
+
+@pytest.fixture
+def undrawn(monkeypatch) -> None:
+    """Leave out the figures of head counts, which take most of the time of a small study."""
+    monkeypatch.setattr(heads, "draw", lambda *_: {})

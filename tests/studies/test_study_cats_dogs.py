@@ -1,14 +1,11 @@
 """The study of cats and dogs: sizes, weights, verdicts, and a small run of it."""
 
-import json
-
 import numpy as np
 import pytest
-import xarray as xr
 
 torch = pytest.importorskip("torch")
 
-from scripts import call, script  # noqa: E402
+from scripts import script  # noqa: E402
 
 from wflow import nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
@@ -168,22 +165,11 @@ def test_a_smaller_spread_is_confirmed_by_an_f_test_alone():
     assert study.steadier(shaky[:1], shaky[:1]).verdict == "inconclusive"
 
 
-def test_the_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):
+def test_the_study_writes_its_tables_and_resumes(resumed, no_data):
     pytest.importorskip("sklearn")
-    monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "nothing"))
-    out = tmp_path / "pets"
-    flags = ["--preset", "smoke", "--epochs", "1", "--device", "cpu", "--out", str(out)]
-    assert call("cats_dogs", monkeypatch, *flags, "--only", "node with cost") == 0
-    first = (out / "node-with-cost-0" / "checkpoint.pt").stat().st_mtime_ns
-    assert call("cats_dogs", monkeypatch, *flags, "--only", "continuous", "--resume") == 0
-    assert (out / "node-with-cost-0" / "checkpoint.pt").stat().st_mtime_ns == first
-    said = capsys.readouterr().out
-    assert "scikit-learn digits" in said and "published" not in said.lower()
-    assert {"summary.h5", "summary.md", "report.html", "learning_curves.png"} <= {
-        file.name for file in out.iterdir()
-    }
-    assert json.loads((out / "summary.json").read_text())["findings"] == []
-    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
-        assert table["model"].values.tolist() == ["node with cost", "continuous"]
-        assert np.array_equal(table["final"], table["whole"])
-        assert (table["straightness"] >= 1).all() and np.isfinite(table["cropped"]).all()
+    flags = ["--epochs", "1", "--device", "cpu"]
+    done = resumed("cats_dogs", *flags, only="node with cost", then=("--only", "continuous"))
+    assert "scikit-learn digits" in done.said and done.drawn("learning_curves")
+    assert done.table["model"].values.tolist() == ["node with cost", "continuous"]
+    assert np.array_equal(done.table["final"], done.table["whole"])
+    assert (done.table["straightness"] >= 1).all() and np.isfinite(done.table["cropped"]).all()

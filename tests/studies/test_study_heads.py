@@ -1,10 +1,7 @@
 """The study over head counts: its published configuration, and the two parts of G^2."""
 
-import json
-
 import numpy as np
 import pytest
-import xarray as xr
 from scripts import call, script
 
 import wflow
@@ -38,48 +35,34 @@ def test_other_flags_override_the_preset(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_unknown_preset_is_refused(name, monkeypatch) -> None:
-    with pytest.raises(SystemExit) as stop:
-        flags_of(name, monkeypatch, "--preset", "publish")
-    assert stop.value.code == 2
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_parts_of_the_published_study_add_up(name, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(heads, "draw", lambda *_: {})
-    words = [*TINY, "--paths", "17", "--out", str(tmp_path)]
-    assert call(name, monkeypatch, *words) == 0
-    with xr.open_dataset(tmp_path / "summary.h5", engine="h5netcdf") as table:
-        assert table["snapshot_path"].size == 17, "the parts are averages over all paths"
-        parts = table["head_variance"] + table["mean_velocity"]
-        assert np.isnan(parts.sel(heads=1)).all()
-        many = parts.sel(heads=[2, 4]).values
-        np.testing.assert_allclose(many, table["upper_gradient_sq"].sel(heads=[2, 4]), rtol=1e-13)
-        variances = table["head_variance"].sel(heads=[2, 4]).values
-    with wflow.open(tmp_path / "H00004.h5") as run:
+def test_the_parts_of_the_published_study_add_up(name, run_study, undrawn) -> None:
+    done = run_study(name, *TINY, "--paths", "17")
+    table, summary = done.table, done.summary
+    assert table["snapshot_path"].size == 17, "the parts are averages over all paths"
+    parts = table["head_variance"] + table["mean_velocity"]
+    assert np.isnan(parts.sel(heads=1)).all()
+    many = parts.sel(heads=[2, 4]).values
+    np.testing.assert_allclose(many, table["upper_gradient_sq"].sel(heads=[2, 4]), rtol=1e-13)
+    variances = table["head_variance"].sel(heads=[2, 4]).values
+    with wflow.open(done.out / "H00004.h5") as run:
         late = np.flatnonzero(run["snapshot"].values >= 0.05)
         weights = np.gradient(run["snapshot"].values[late])
-        by_hand = [
-            np.average(
-                [heads.head_variance(run["tokens"][p, k].values, run["heads"][p, k].values)
-                 for k in late],
-                weights=weights,
-            )
-            for p in range(17)
-        ]  # fmt: skip
+        x, D = run["tokens"].values, run["heads"].values
+    by_hand = [
+        np.average([heads.head_variance(x[p, k], D[p, k]) for k in late], weights=weights)
+        for p in range(17)
+    ]
     np.testing.assert_allclose(variances[1], by_hand, rtol=1e-10)
-    summary = json.loads((tmp_path / "summary.json").read_text())
     fit = wflow.fits.power_law([2, 4], variances)
     assert summary["fit_head_variance"]["exponent"] == pytest.approx(fit.exponent)
     assert summary["fit_head_variance"]["heads_from"] == 2
     assert summary["runs"][0]["head_variance"] == {"mean": None, "standard_error": None}
 
 
-def test_the_published_figures_are_made_of_both_folders(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(heads, "draw", lambda *_: {})
-    folders = [str(tmp_path / name) for name in KINDS]
-    for name, folder in zip(KINDS, folders, strict=True):
-        assert call(name, monkeypatch, *TINY, "--paths", "2", "--out", folder) == 0
+def test_the_published_figures_are_made_of_both_folders(
+    tmp_path, monkeypatch, run_study, undrawn
+) -> None:
+    folders = [str(run_study(name, *TINY, "--paths", "2", to=name).out) for name in KINDS]
     assert call("_published_heads", monkeypatch, *folders, "--out", str(tmp_path / "made")) == 0
     files = sorted((tmp_path / "made").iterdir())
     assert len(files) == 4 and all(file.read_bytes()[1:4] == b"PNG" for file in files)
@@ -87,12 +70,9 @@ def test_the_published_figures_are_made_of_both_folders(tmp_path, monkeypatch, c
         call("_published_heads", monkeypatch, folders[0], str(tmp_path / "made"), "--out", "more")
 
 
-def test_without_stored_heads_there_are_no_parts(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(heads, "draw", lambda *_: {})
-    words = [*TINY, "--paths", "2", "--no-save-heads", "--out", str(tmp_path)]
-    assert call("ou_heads", monkeypatch, *words) == 0
-    assert "mean velocity" not in capsys.readouterr().out
-    assert json.loads((tmp_path / "summary.json").read_text())["fit_head_variance"] is None
+def test_without_stored_heads_there_are_no_parts(run_study, undrawn) -> None:
+    done = run_study("ou_heads", *TINY, "--paths", "2", "--no-save-heads")
+    assert "mean velocity" not in done.said and done.summary["fit_head_variance"] is None
 
 
 @pytest.mark.parametrize("flow", ["softmax", "unnormalised", "effective"])

@@ -1,17 +1,15 @@
 """The study of small GPTs: published sizes, passages, BLEU, and a run that is resumed."""
 
-import json
 import math
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import xarray as xr
 
 torch = pytest.importorskip("torch")
 
-from scripts import VERDICTS, script  # noqa: E402
+from scripts import VERDICTS, Done, script  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
@@ -138,41 +136,35 @@ def test_the_likeliest_tokens_of_a_network_that_knows_the_text_are_the_text(corp
 
 
 def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):
-    out = tmp_path / "sizes"
-    flags = ["--preset", "smoke", "--out", str(out), "--device", "cpu"]
-    run = script("nanogpt_sizes")
+    run, out = script("nanogpt_sizes"), tmp_path / "sizes"
     checkpoint = out / "S-characters-0" / "checkpoint.pt"
 
-    def said(*more):
-        monkeypatch.setattr(sys, "argv", ["nanogpt_sizes", *flags, *more])
+    def done(*more):
+        flags = ["--preset", "smoke", "--out", str(out), "--device", "cpu", *more]
+        monkeypatch.setattr(sys, "argv", ["nanogpt_sizes", *flags])
         assert run.main() == 0
-        return capsys.readouterr().out
+        return Done(out, capsys.readouterr().out)
 
     monkeypatch.setattr(run, "metric", lambda: None)
-    said("--only", "S characters")
+    done("--only", "S characters")
     first = checkpoint.stat().st_mtime_ns
-    text = said("--resume")
-    assert checkpoint.stat().st_mtime_ns == first
-    assert "sonnets" in text and "published" not in text
-    assert "pip install 'wflow-transformers[metrics]'" in text
+    every = done("--resume")
+    assert "sonnets" in every.said and "published" not in every.said
+    assert "pip install 'wflow-transformers[metrics]'" in every.said
     samples = (out / "samples.txt").read_text()
     assert samples.count("generated: ") == samples.count("held out: ") == 9
-    assert json.loads((out / "summary.json").read_text())["findings"] == []
-    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
-        assert table["test"].sizes == {"model": 3, "seed": 1}
-        for key in ("test", "train", "bits"):
-            assert np.isfinite(table[key]).all()
-        assert np.isnan(table["bleu"]).all()
-        assert (table["best"] <= table["test"]).all()
+    assert every.findings == [] and every.table["test"].sizes == {"model": 3, "seed": 1}
+    assert all(np.isfinite(every.table[key]).all() for key in ("test", "train", "bits"))
+    assert np.isnan(every.table["bleu"]).all()
+    assert (every.table["best"] <= every.table["test"]).all()
 
     # What was missing is measured where the package has come.
     monkeypatch.setattr(run, "metric", lambda: "tok:none")
     monkeypatch.setattr(run, "bleu", lambda written, references: 7.0)
-    assert "Sacrebleu: tok:none." in said("--resume")
+    scored = done("--resume")
+    assert "Sacrebleu: tok:none." in scored.said and scored.drawn("bleu", "losses_characters")
+    assert (scored.table["bleu"] == 7).all() and (scored.table["bleu_next"] == 7).all()
     assert checkpoint.stat().st_mtime_ns == first
-    assert {"bleu.png", "losses_characters.pdf"} <= {file.name for file in out.iterdir()}
-    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
-        assert (table["bleu"] == 7).all() and (table["bleu_next"] == 7).all()
 
 
 def records(flags, **changes):

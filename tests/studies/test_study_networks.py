@@ -1,10 +1,7 @@
 """The studies of networks, end to end and small."""
 
-import json
-
 import numpy as np
 import pytest
-import xarray as xr
 
 torch = pytest.importorskip("torch")
 
@@ -18,33 +15,21 @@ def digits():
     pytest.importorskip("sklearn")
 
 
-def test_digits_study_writes_its_tables_and_resumes(
-    tmp_path, monkeypatch, capsys, no_data, digits, request
-):
-    out = tmp_path / "mnist"
-    flags = ["--preset", "smoke", "--epochs", "1", "--seeds", "2", "--out", str(out)]
-    assert call("mnist_vit", monkeypatch, *flags, "--only", "continuous") == 0
-    first = (out / "continuous-0" / "checkpoint.pt").stat().st_mtime_ns
-    capsys.readouterr()
+def test_digits_study_writes_its_tables_and_resumes(run_study, no_data, digits, request):
+    flags = ["--preset", "smoke", "--epochs", "1", "--seeds", "1"]
+    first = run_study("mnist_vit", *flags, "--only", "continuous")
+    kept = first.out / "continuous-0" / "checkpoint.pt"
+    before = kept.stat().st_mtime_ns
     request.getfixturevalue("sketched")
-    assert call("mnist_vit", monkeypatch, *flags, "--resume") == 0
-    assert (out / "continuous-0" / "checkpoint.pt").stat().st_mtime_ns == first
-    said = capsys.readouterr().out
-    assert "scikit-learn digits" in said and "published" not in said.lower()
-    assert {"summary.h5", "summary.md", "learning_curves.png", "robustness.pdf"} <= {
-        file.name for file in out.iterdir()
-    }
-    document = json.loads((out / "summary.json").read_text())
-    assert document["findings"] == []  # of networks that have learnt for seconds
-    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
-        assert table["accuracy_gaussian"].sizes == {"model": 3, "seed": 2, "level": 6}
-        clean = table["accuracy_gaussian"].sel(level=0)
-        assert np.array_equal(clean, table["final"])
-        steps = table["accuracy_steps"].sel(model="continuous")
-        assert np.isfinite(steps).all()
-        assert (table["straightness"].sel(model=["unregularised", "continuous"]) >= 1).all()
-    with pytest.raises(InputError, match=r"--overwrite|--resume"):
-        call("mnist_vit", monkeypatch, *flags)
+    done = run_study("mnist_vit", *flags, "--resume")
+    assert kept.stat().st_mtime_ns == before and done.findings == []
+    table = done.table
+    assert "scikit-learn digits" in done.said
+    assert done.drawn("learning_curves", "robustness")
+    assert table["accuracy_gaussian"].sizes == {"model": 3, "seed": 1, "level": 6}
+    assert np.array_equal(table["accuracy_gaussian"].sel(level=0), table["final"])
+    assert np.isfinite(table["accuracy_steps"].sel(model="continuous")).all()
+    assert (table["straightness"].sel(model=["unregularised", "continuous"]) >= 1).all()
 
 
 def test_digits_share_and_rate_are_those_of_the_flags(monkeypatch, no_data, digits):
@@ -72,16 +57,14 @@ def test_the_published_vision_transformers_have_their_sizes(monkeypatch):
     assert sizes == {"baseline": 59658, "unregularised": 17546, "continuous": 17546}
 
 
-def test_text_study_writes_its_tables_and_samples(tmp_path, monkeypatch, capsys, no_data):
-    out = tmp_path / "gpt"
-    assert call("shakespeare_gpt", monkeypatch, "--preset", "smoke", "--out", str(out)) == 0
-    assert "sonnets" in capsys.readouterr().out
-    written = (out / "samples.txt").read_text()
+def test_text_study_writes_its_tables_and_samples(run_study, no_data):
+    done = run_study("shakespeare_gpt", "--preset", "smoke", "--iterations", "4")
+    written = (done.out / "samples.txt").read_text()
     names = ["baseline", "unregularised", "node", "node with cost", "continuous"]
-    assert all(f"## {name}\n" in written for name in names)
-    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
-        assert table["model"].values.tolist() == names
-        assert np.allclose(table["loss_replaced"].sel(rate=0), table["final"], rtol=1e-6)
+    assert "sonnets" in done.said and all(f"## {name}\n" in written for name in names)
+    assert done.table["model"].values.tolist() == names
+    replaced = done.table["loss_replaced"].sel(rate=0)
+    assert np.allclose(replaced, done.table["final"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("ablation", ["lam", "steps"])

@@ -1,14 +1,12 @@
 """The study of point clouds, end to end and small, and its verdicts."""
 
-import json
-
+import h5py
 import numpy as np
 import pytest
-import xarray as xr
 
 torch = pytest.importorskip("torch")
 
-from scripts import call, script  # noqa: E402
+from scripts import script  # noqa: E402
 
 from wflow import nets  # noqa: E402
 from wflow.study.networks import Results, Trained  # noqa: E402
@@ -17,24 +15,15 @@ study = script("point_clouds")
 NAMES = ("baseline", "node", "unregularised", "slight", "continuous")
 
 
-def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, request):
-    monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "nothing"))
-    request.getfixturevalue("sketched")
-    out = tmp_path / "clouds"
-    flags = ["--preset", "smoke", "--epochs", "1", "--seeds", "1", "--out", str(out)]
-    assert call("point_clouds", monkeypatch, *flags, "--only", "continuous") == 0
-    first = (out / "continuous-0" / "checkpoint.pt").stat().st_mtime_ns
-    assert call("point_clouds", monkeypatch, *flags, "--resume") == 0
-    assert (out / "continuous-0" / "checkpoint.pt").stat().st_mtime_ns == first
-    said = capsys.readouterr().out
-    assert "solids: 48 training" in said and "published" not in said.lower()
-    assert json.loads((out / "summary.json").read_text())["findings"] == []
-    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
-        assert table["accuracy_dropped"].sizes == {"model": 5, "seed": 1, "share": 6}
-        for name, coord in (("accuracy_dropped", "share"), ("accuracy_rotated", "angle")):
-            assert np.array_equal(table[name].sel({coord: 0}), table["final"])
-        assert (table["straightness"].sel(model=list(NAMES[1:])) >= 1).all()
-        assert not table["diverged"].any()
+def test_study_writes_its_tables_and_resumes(resumed, no_data):
+    done = resumed("point_clouds", "--epochs", "1", "--seeds", "1", only="continuous")
+    table = done.table
+    assert "solids: 48 training" in done.said
+    assert table["accuracy_dropped"].sizes == {"model": 5, "seed": 1, "share": 6}
+    for name, coord in (("accuracy_dropped", "share"), ("accuracy_rotated", "angle")):
+        assert np.array_equal(table[name].sel({coord: 0}), table["final"])
+    assert (table["straightness"].sel(model=list(NAMES[1:])) >= 1).all()
+    assert not table["diverged"].any()
 
 
 def test_sets_of_pixels_go_through_every_measurement(monkeypatch):
@@ -99,8 +88,9 @@ def test_a_preset_has_sizes_for_every_data_set(line, sizes, monkeypatch):
 
 
 @pytest.mark.parametrize("points", ["8", "64"])
-def test_points_of_pointnet_go_through_the_study(points, tmp_path, monkeypatch, capsys, sketched):
-    h5py = pytest.importorskip("h5py")
+def test_points_of_pointnet_go_through_the_study(
+    points, tmp_path, monkeypatch, run_study, sketched
+):
     folder = tmp_path / "data" / "modelnet40_ply_hdf5_2048"
     folder.mkdir(parents=True)
     (folder / "shape_names.txt").write_text("airplane\nchair\n")
@@ -114,11 +104,10 @@ def test_points_of_pointnet_go_through_the_study(points, tmp_path, monkeypatch, 
     monkeypatch.setattr(nets.data, "modelnet40", lambda **given: whole(**given, partial=True))
     flags = ["--preset", "smoke", "--dataset", "modelnet40", "--points", points, "--device", "cpu"]
     flags += ["--data", str(tmp_path / "data"), "--seeds", "1", "--only", "continuous"]
-    assert call("point_clouds", monkeypatch, *flags, "--out", str(tmp_path / "out")) == 0
-    said = capsys.readouterr().out
-    assert "ModelNet40" in said and "published" in said
-    with xr.open_dataset(tmp_path / "out" / "summary.h5", engine="h5netcdf") as table:
-        assert np.isfinite(table["final"]).all() and np.isfinite(table["accuracy_dropped"]).all()
+    done = run_study("point_clouds", *flags)
+    assert "ModelNet40" in done.said and "published" in done.said
+    assert np.isfinite(done.table["final"]).all()
+    assert np.isfinite(done.table["accuracy_dropped"]).all()
 
 
 def results(diverged):

@@ -1,6 +1,5 @@
 """The study of GPTs trained by Pontryagin's principle: networks, measurements, findings, resume."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ import xarray as xr
 
 torch = pytest.importorskip("torch")
 
-from scripts import VERDICTS, call, script  # noqa: E402
+from scripts import VERDICTS, script  # noqa: E402
 
 from wflow import nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
@@ -147,29 +146,19 @@ def test_adam_is_asked_after_as_many_batches_and_after_as_much_time():
     assert study.beside("continuous MSA cost") == "continuous cost"
 
 
-def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):
-    out = tmp_path / "gpt"
-    flags = ["--preset", "smoke", "--out", str(out), "--device", "cpu"]
-    assert call("pontryagin_gpt", monkeypatch, *flags, "--only", "continuous costates") == 0
-    kept = [out / "continuous-costates-0" / name for name in ("checkpoint.pt", "record.json")]
-    first = [file.stat().st_mtime_ns for file in kept]
-    capsys.readouterr()
-    more = ["--only", "continuous MSA", "S MSA fixed", "--resume"]
-    assert call("pontryagin_gpt", monkeypatch, *flags, *more) == 0
-    said = capsys.readouterr().out
-    assert [file.stat().st_mtime_ns for file in kept] == first  # neither trained nor measured
-    assert "sonnets" in said and "Extended MSA" in said
-    assert {"losses.png", "hamiltonian.png", "steps.pdf"} <= {file.name for file in out.iterdir()}
-    assert json.loads((out / "summary.json").read_text())["findings"] == []
-    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
-        table = table.sel(seed=0)
-        assert np.isfinite(table["test"]).all() and (table["gradients"] < 1e-12).all()
-        assert np.isfinite(table["hamiltonian"].sel(model="continuous MSA")).all()
-        of_costates = table.sel(model="continuous costates")
-        assert of_costates["memory_costates"] < of_costates["memory_back_propagation"]
-        assert of_costates["apart"] < 1e-12
-        assert table["rose"].sel(model="S MSA fixed") == 0
-        assert np.isnan(table["order"].sel(model="S MSA fixed"))
+def test_study_writes_its_tables_and_resumes(resumed):
+    then = ("--only", "continuous MSA", "S MSA fixed")
+    done = resumed("pontryagin_gpt", "--device", "cpu", only="continuous costates", then=then)
+    assert "sonnets" in done.said and "Extended MSA" in done.said
+    assert done.drawn("losses", "hamiltonian", "steps")
+    table = done.table.sel(seed=0)
+    assert np.isfinite(table["test"]).all() and (table["gradients"] < 1e-12).all()
+    assert np.isfinite(table["hamiltonian"].sel(model="continuous MSA")).all()
+    of_costates = table.sel(model="continuous costates")
+    assert of_costates["memory_costates"] < of_costates["memory_back_propagation"]
+    assert of_costates["apart"] < 1e-12
+    assert table["rose"].sel(model="S MSA fixed") == 0
+    assert np.isnan(table["order"].sel(model="S MSA fixed"))
 
 
 GOOD = {
@@ -211,14 +200,9 @@ def records(of=lambda name: {}, own=2.0):
 def test_findings_are_decided_by_the_numbers():
     good = study.findings(None, None, records())
     assert len(good) == 14 and all(f.verdict == "confirmed" for f in good)
-    every = study.findings(
-        None,
-        None,
-        records(
-            lambda name: BAD | ({} if study.MODELS[name].cost else {"variation_before": 0.01}),
-            own=4.0,
-        ),
-    )
+    before = {"variation_before": 0.01}
+    worse = records(lambda name: BAD | ({} if study.MODELS[name].cost else before), own=4.0)
+    every = study.findings(None, None, worse)
     assert not any(f.verdict == "confirmed" for f in every if f.prediction != good[11].prediction)
     assert {f.verdict for f in every} <= set(VERDICTS)
     near = study.findings(None, None, records(lambda name: {"test": 3.05} if "MSA" in name else {}))

@@ -1,6 +1,5 @@
 """The study of networks trained by the maximum principle: data, passes, gradients, verdicts."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,7 @@ import xarray as xr
 
 torch = pytest.importorskip("torch")
 
-from scripts import VERDICTS, call, script  # noqa: E402
+from scripts import VERDICTS, script  # noqa: E402
 
 from wflow import nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
@@ -193,27 +192,20 @@ def test_findings_are_decided_by_the_numbers():
 # ---------
 
 
-def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):
-    out = tmp_path / "resnet"
-    flags = ["--preset", "smoke", "--datasets", "donut", "--out", str(out), "--device", "cpu"]
+def test_study_writes_its_tables_and_resumes(resumed, monkeypatch):
     monkeypatch.setattr(study.networks, "memory", lambda call, device: 0.5)
-    assert call("pontryagin_resnet", monkeypatch, *flags, "--only", "donut classic") == 0
-    first = (out / "donut-classic-0" / "checkpoint.pt").stat().st_mtime_ns
-    capsys.readouterr()
-    only = ["--only", "donut euler adam", "donut heun emsa"]
-    assert call("pontryagin_resnet", monkeypatch, *flags, *only, "--resume") == 0
-    said = capsys.readouterr().out
-    assert (out / "donut-classic-0" / "checkpoint.pt").stat().st_mtime_ns == first
-    assert "| classic " in said and "| heun emsa " in said and "44 parameters" in said
-    assert json.loads((out / "summary.json").read_text())["findings"] == []
-    names = {file.name for file in out.iterdir()}
-    assert {"donut_curves.png", "donut_regions.pdf", "donut_trajectories.png"} <= names
-    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
-        assert table["loss"].sizes == {"model": 3, "seed": 1}
-        assert (table["mismatch"] < 1e-14).all() and (table["kilobytes"] == 500).all()
-        loss = table["loss"].sel(seed=0)
-        assert float(loss.sel(model="donut classic")) == pytest.approx(
-            float(loss.sel(model="donut euler adam")), rel=1e-5
-        )
-        assert table["forward"].sel(model="donut classic") == 1
-        assert table["forward"].sel(model="donut heun emsa") > 10
+    flags = ["--datasets", "donut", "--device", "cpu"]
+    then = ("--only", "donut euler adam", "donut heun emsa")
+    done = resumed("pontryagin_resnet", *flags, only="donut classic", then=then)
+    for words in ("| classic ", "| heun emsa ", "44 parameters"):
+        assert words in done.said
+    assert done.drawn("donut_curves", "donut_regions", "donut_trajectories")
+    table = done.table.sel(seed=0)
+    assert table["loss"].sizes == {"model": 3}
+    assert (table["mismatch"] < 1e-14).all() and (table["kilobytes"] == 500).all()
+    classic, euler = (
+        table["loss"].sel(model=f"donut {name}") for name in ("classic", "euler adam")
+    )
+    assert float(classic) == pytest.approx(float(euler), rel=1e-5)
+    assert table["forward"].sel(model="donut classic") == 1
+    assert table["forward"].sel(model="donut heun emsa") > 10

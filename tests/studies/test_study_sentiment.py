@@ -1,15 +1,12 @@
 """The study of film reviews, end to end and small."""
 
-import json
-
 import numpy as np
 import pytest
-import xarray as xr
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
-from scripts import call, script  # noqa: E402
+from scripts import script  # noqa: E402
 
 from wflow import nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
@@ -18,24 +15,14 @@ pytestmark = pytest.mark.usefixtures("no_data")
 study = script("sentiment")
 
 
-def test_the_study_writes_its_table_and_resumes(tmp_path, monkeypatch, capsys, request):
-    request.getfixturevalue("sketched")
-    out = tmp_path / "sentiment"
-    flags = ["--preset", "smoke", "--epochs", "1", "--device", "cpu", "--out", str(out)]
-    assert call("sentiment", monkeypatch, *flags, "--only", "continuous lam=0") == 0
-    first = (out / "continuous-lam=0-0" / "checkpoint.pt").stat().st_mtime_ns
-    capsys.readouterr()
-    assert call("sentiment", monkeypatch, *flags, "--resume", "--only", "baseline") == 0
-    assert (out / "continuous-lam=0-0" / "checkpoint.pt").stat().st_mtime_ns == first
-    said = capsys.readouterr().out
-    assert "invented reviews" in said and "published" not in said.lower()
-    assert not (tmp_path / "cache" / "wflow").exists()
-    assert json.loads((out / "summary.json").read_text())["findings"] == []
-    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
-        assert table.sizes == {"model": 2, "seed": 1}
-        assert (table["best"] >= table["final"]).all()
-        moving = table.sel(model="continuous lam=0")
-        assert (moving["straightness"] >= 1).all() and (moving["transport"] > 0).all()
+def test_the_study_writes_its_table_and_resumes(tmp_path, resumed):
+    flags = ["--epochs", "1", "--device", "cpu"]
+    done = resumed("sentiment", *flags, only="continuous lam=0", then=("--only", "baseline"))
+    assert "invented reviews" in done.said and not (tmp_path / "cache" / "wflow").exists()
+    assert done.table.sizes == {"model": 2, "seed": 1}
+    assert (done.table["best"] >= done.table["final"]).all()
+    moving = done.table.sel(model="continuous lam=0")
+    assert (moving["straightness"] >= 1).all() and (moving["transport"] > 0).all()
 
 
 def test_the_paper_preset_has_the_published_sizes_and_settings():

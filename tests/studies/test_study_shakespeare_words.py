@@ -1,16 +1,14 @@
 """The studies of Shakespeare with scores of texts: published sizes, habits, verdicts, a resume."""
 
-import json
-
 import numpy as np
 import pytest
 import xarray as xr
 
 torch = pytest.importorskip("torch")
 
-from scripts import VERDICTS, call, script  # noqa: E402
+from scripts import VERDICTS, script  # noqa: E402
 
-from wflow import InputError, nets  # noqa: E402
+from wflow import nets  # noqa: E402
 from wflow.study import texts  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
 
@@ -98,53 +96,38 @@ def test_published_habits_are_those_of_the_paper_preset(
     assert study.networks.is_published(flags) == preset
 
 
-def test_parts_divide_the_batch_and_leave_the_training_as_it_is(tmp_path, monkeypatch, sketched):
-    flags = ["--preset", "smoke", "--device", "cpu", "--only", "continuous"]
+def test_parts_divide_the_batch_and_leave_the_training_as_it_is(run_study, sketched):
+    flags = ["--preset", "smoke", "--device", "cpu", "--only", "continuous", "--parts"]
     losses = []
     for count in ("1", "4"):
-        out = tmp_path / count
-        assert call("shakespeare_words", monkeypatch, *flags, "--out", str(out), "--parts",
-                    count) == 0  # fmt: skip
+        out = run_study("shakespeare_words", *flags, count, to=count).out
         with xr.open_dataset(out / "continuous-0" / "metrics.h5", engine="h5netcdf") as history:
             losses.append(history["loss"].values)
     assert np.allclose(*losses, rtol=1e-5, atol=0)
-    with pytest.raises(InputError, match="--parts"):
-        call("shakespeare_words", monkeypatch, *flags, "--out", str(tmp_path / "3"), "--parts", "3")
 
 
-def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):
-    out = tmp_path / "words"
-    flags = ["--preset", "smoke", "--out", str(out), "--device", "cpu"]
+def test_study_writes_its_tables_and_resumes(resumed, monkeypatch):
     monkeypatch.setattr("wflow.study.texts.missing", lambda _: ["not installed"])
-    assert call("shakespeare_words", monkeypatch, *flags, "--only", "continuous") == 0
-    first = (out / "continuous-0" / "checkpoint.pt").stat().st_mtime_ns
-    capsys.readouterr()
-    assert call("shakespeare_words", monkeypatch, *flags, "--resume") == 0
-    said = capsys.readouterr().out
-    assert (out / "continuous-0" / "checkpoint.pt").stat().st_mtime_ns == first
-    assert "sonnets" in said and "published best" not in said
-    assert "pip install 'wflow-transformers[metrics]'" in said
-    assert (out / "samples.txt").read_text().count("## ") == 3
-    assert json.loads((out / "summary.json").read_text())["findings"] == []
-    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
-        assert table["model"].values.tolist() == ["baseline", "unregularised", "continuous"]
-        assert np.allclose(table["perplexity"], np.exp(table["final"]))
-        assert (table["perplexity_windows"] >= 0.99 * table["perplexity"]).all()
-        assert np.isnan(table["forced_bleu"]).all()
-        assert np.isfinite(table["straightness"].sel(model="continuous")).all()
-        assert np.isnan(table["straightness"].sel(model="baseline")).all()
+    done = resumed("shakespeare_words", "--device", "cpu", only="continuous")
+    table = done.table
+    assert "sonnets" in done.said and "pip install 'wflow-transformers[metrics]'" in done.said
+    assert (done.out / "samples.txt").read_text().count("## ") == 3
+    assert table["model"].values.tolist() == ["baseline", "unregularised", "continuous"]
+    assert np.allclose(table["perplexity"], np.exp(table["final"]))
+    assert (table["perplexity_windows"] >= 0.99 * table["perplexity"]).all()
+    assert np.isnan(table["forced_bleu"]).all()
+    assert np.isfinite(table["straightness"].sel(model="continuous")).all()
+    assert np.isnan(table["straightness"].sel(model="baseline")).all()
 
 
-def test_texts_are_scored_where_the_packages_are(tmp_path, monkeypatch, sketched):
+def test_texts_are_scored_where_the_packages_are(run_study, sketched):
     for package in ("sacrebleu", "sacremoses", "rouge_score"):
         pytest.importorskip(package)
-    out = tmp_path / "words"
-    flags = ["--preset", "smoke", "--out", str(out), "--device", "cpu", "--only", "baseline"]
-    assert call("shakespeare_words", monkeypatch, *flags) == 0
-    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
-        for key in ("forced_bleu", "forced_rouge1", "generated_bleu", "generated_rougeL"):
-            assert 0 <= table[key].item() <= 100
-    summary = (out / "summary.md").read_text()
+    flags = ["--preset", "smoke", "--device", "cpu", "--only", "baseline"]
+    done = run_study("shakespeare_words", *flags)
+    for key in ("forced_bleu", "forced_rouge1", "generated_bleu", "generated_rougeL"):
+        assert 0 <= done.table[key].item() <= 100
+    summary = (done.out / "summary.md").read_text()
     assert "tok:moses-" in summary and "skipped: " in summary
 
 

@@ -90,13 +90,13 @@ def test_equilibria_study_reaches_the_closed_forms(run_study):
 
 
 def test_equilibria_study_runs_on_the_circle_without_a_picture_in_space(run_study, sketched):
-    done = run_study("equilibria", *ONE, "--d", "2", "--n", "4", "--paths", "2", "--t-final", "20",
-                     "--sizes", "3", "5", "--flow", "unnormalised", "--scheme", "euler")  # fmt: skip
+    circle = [*ONE, "--d", "2", "--n", "4", "--paths", "2", "--t-final", "20", "--sizes", "3", "5"]
+    done = run_study("equilibria", *circle, "--flow", "unnormalised", "--scheme", "euler")
     assert done.drawn("energies", "sizes") and not done.drawn("limit_clouds")
     # Nothing has gathered yet: no verdict on points and pairs.
-    small = [*ONE, "--paths", "2", "--sizes", "2", "--t-final", "1", "--n", "4"]
-    assert not [f for f in run_study("equilibria", *small, to="short").findings
-                if "nan" in f["found"]]  # fmt: skip
+    short = [*ONE, "--paths", "2", "--sizes", "2", "--t-final", "1", "--n", "4"]
+    findings = run_study("equilibria", *short, to="short").findings
+    assert not [f for f in findings if "nan" in f["found"]]
 
 
 def test_forms_of_limit_clouds():
@@ -109,8 +109,8 @@ def test_forms_of_limit_clouds():
     assert form_of(np.eye(3))[0] == "spread out"
 
 
-TOKENS = [*ONE, "--n", "10", "--heads", "2", "--sizes", "0.1", "0.3", "--eps", "0.01", "--paths", "2",
-          "--t-final", "0.4", "--dt", "0.1", "--times", "2"]  # fmt: skip
+TOKENS = [*ONE, "--n", "10", "--heads", "2", "--sizes", "0.1", "0.3", "--eps", "0.01", "--paths",
+          "2", "--t-final", "0.4", "--dt", "0.1", "--times", "2"]  # fmt: skip
 
 
 def test_token_study_compares_every_pair_of_runs_with_the_bound(run_study):
@@ -156,9 +156,9 @@ def test_perturbed_clouds_have_the_size_asked_for():
     assert np.abs(clouds[0] @ clouds[0].T - x @ x.T).max() > 1e-5
 
 
-WEIGHTS = [*ONE, "--n", "10", "--law-heads", "64", "--heads", "2", "8", "--base-heads", "2", "--eps",
-           "0.01", "0.04", "--paths", "3", "--t-final", "0.2", "--dt", "0.05", "--times", "2",
-           "--size", "0.3"]  # fmt: skip
+WEIGHTS = [*ONE, "--n", "10", "--law-heads", "64", "--heads", "2", "8", "--base-heads", "2",
+           "--eps", "0.01", "0.04", "--paths", "3", "--t-final", "0.2", "--dt", "0.05", "--times",
+           "2", "--size", "0.3"]  # fmt: skip
 
 
 def test_weight_study_measures_the_distance_to_the_reference(run_study):

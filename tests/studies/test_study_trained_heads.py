@@ -1,15 +1,11 @@
 """The study of trained heads, end to end and small."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import xarray as xr
 
 torch = pytest.importorskip("torch")
-
-from scripts import call  # noqa: E402
 
 from wflow.nets import GPT, ContinuousTransformer, NodeTransformer, particles, train  # noqa: E402
 
@@ -34,36 +30,21 @@ def network(**options) -> GPT:
     return GPT(**(sizes | options))
 
 
-def test_study_trains_runs_and_writes_its_files(tmp_path, monkeypatch, capsys, request):
-    out = tmp_path / "heads"
-    assert call("trained_heads", monkeypatch, *SMOKE, "--out", str(out)) == 0
-    names = {file.name for file in out.iterdir()}
+def test_study_trains_runs_and_writes_its_files(run_study, request):
+    done = run_study("trained_heads", *SMOKE)
+    table = done.table
     runs = {f"{n}_{k}.h5" for n in ("baseline", "continuous") for k in ("trained", "random0")}
-    drawn = {f"{stem}.{kind}" for stem in ("over_time", "heads") for kind in ("png", "pdf")}
-    folders = {"training_baseline", "training_continuous"}
-    assert names == runs | drawn | folders | {
-        "summary.h5",
-        "summary.json",
-        "summary.md",
-        "report.html",
-    }
-    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
-        assert table["cosine"].sizes == {"network": 2, "heads": 2, "path": 2, "time": 17}
-        assert all("long_name" in table[name].attrs for name in table.data_vars)
-        assert np.isfinite(table["w2_network"]).all() and (table["w2_initial"][..., 0] == 0).all()
-        start = table["cosine"].isel(time=0)
-        assert np.abs(start - start.isel(heads=0)).max() < 1e-12  # the same tokens
-        assert np.abs(table["cosine"].isel(time=-1) - start).max() > 1e-3
-    document = json.loads((out / "summary.json").read_text())
-    verdicts = {one["prediction"]: one["verdict"] for one in document["findings"]}
-    assert len(verdicts) == 4
-    assert next(v for text, v in verdicts.items() if "gradient flow" in text) == "not confirmed"
-    said = capsys.readouterr().out
-    assert "| network" in said and "sonnets" in said
+    assert runs | {"training_baseline", "training_continuous"} < done.names
+    assert done.drawn("over_time", "heads")
+    assert table["cosine"].sizes == {"network": 2, "heads": 2, "path": 2, "time": 17}
+    assert np.isfinite(table["w2_network"]).all() and (table["w2_initial"][..., 0] == 0).all()
+    start = table["cosine"].isel(time=0)
+    assert np.abs(start - start.isel(heads=0)).max() < 1e-12  # the same tokens
+    assert np.abs(table["cosine"].isel(time=-1) - start).max() > 1e-3
+    assert len(done.findings) == 4 and done.verdicts("gradient flow")[0] == "not confirmed"
+    assert "| network" in done.said and "sonnets" in done.said
     request.getfixturevalue("sketched")
-    again = [*SMOKE, "--out", str(out), "--resume"]
-    assert call("trained_heads", monkeypatch, *again) == 0
-    assert json.loads((out / "summary.json").read_text())["findings"] == document["findings"]
+    assert run_study("trained_heads", *SMOKE, "--resume").findings == done.findings
 
 
 @pytest.mark.parametrize("skip", [True, False])
@@ -86,16 +67,12 @@ def test_a_checkpoint_gives_its_network_back(kind, skip, tmp_path):
     assert one.to_config() == two.to_config()
 
 
-def test_study_takes_checkpoints(tmp_path, monkeypatch, sketched):
+def test_study_takes_checkpoints(tmp_path, run_study, sketched):
     from wflow.nets import data
 
-    files = [
-        str(checkpoint(tmp_path / name, network(vocabulary=data.embedded_text().vocabulary)))
-        for name in ("one", "two")
-    ]
-    flags = [*SMOKE, "--checkpoint", *files, "--out", str(tmp_path / "out")]
-    assert call("trained_heads", monkeypatch, *flags) == 0
-    with xr.open_dataset(tmp_path / "out" / "summary.h5", engine="h5netcdf") as table:
-        assert table["network"].values.tolist() == ["one", "two"]
-        same = table["cosine"].sel(network="one") - table["cosine"].sel(network="two")
-        assert np.abs(same).max() == 0  # one network, twice
+    words = data.embedded_text().vocabulary
+    files = [str(checkpoint(tmp_path / name, network(vocabulary=words))) for name in ("one", "two")]
+    table = run_study("trained_heads", *SMOKE, "--checkpoint", *files).table
+    assert table["network"].values.tolist() == ["one", "two"]
+    same = table["cosine"].sel(network="one") - table["cosine"].sel(network="two")
+    assert np.abs(same).max() == 0  # one network, twice

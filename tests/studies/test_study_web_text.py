@@ -2,8 +2,6 @@
 
 import json
 import os
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ import xarray as xr
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts import call, script  # noqa: E402
 
@@ -21,26 +18,18 @@ pytestmark = pytest.mark.usefixtures("no_data")
 SMOKE = ["--preset", "smoke", "--device", "cpu"]
 
 
-def test_it_trains_from_token_files_and_resumes(tmp_path, monkeypatch, capsys, sketched):
-    out = tmp_path / "web"
-    flags = [*SMOKE, "--out", str(out)]
-    assert call("web_text", monkeypatch, *flags, "--only", "baseline") == 0
-    first = nets.data.TokenFiles(out / "tokens")
-    before = (out / "tokens" / "train.bin").stat().st_mtime_ns
-    assert call("web_text", monkeypatch, *flags, "--resume") == 0
-    said = capsys.readouterr().out
-    assert first.source in said and "published" not in said.lower().replace("published code", "")
-    assert (out / "tokens" / "train.bin").stat().st_mtime_ns == before
-    assert json.loads((out / "summary.json").read_text())["findings"] == []
-    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
-        assert table.sizes["model"] == 3
-        assert np.allclose(table["perplexity"], np.exp(table["final"]))
-        straight = table["straightness"].sel(model=["unregularised", "continuous"])
-        assert (straight >= 1).all()
+def test_it_trains_from_token_files_and_resumes(tmp_path, run_study, resumed):
+    done = resumed("web_text", "--device", "cpu", only="baseline")
+    file = done.out / "tokens" / "train.bin"
+    first, before = nets.data.TokenFiles(file.parent), file.stat().st_mtime_ns
+    assert first.source in done.said and done.table.sizes["model"] == 3
+    assert before < (done.out / "baseline-0" / "checkpoint.pt").stat().st_mtime_ns  # made once
+    assert np.allclose(done.table["perplexity"], np.exp(done.table["final"]))
+    assert (done.table["straightness"].sel(model=["unregularised", "continuous"]) >= 1).all()
     other = ["--iterations", "3", "--overwrite", "--only", "baseline"]
-    assert call("web_text", monkeypatch, *flags, *other, "--share", "0.5") == 0
-    assert (out / "tokens" / "train.bin").stat().st_mtime_ns != before  # made again
-    with xr.open_dataset(out / "baseline-0" / "metrics.h5", engine="h5netcdf") as history:
+    run_study("web_text", *SMOKE, *other, "--share", "0.5")
+    assert file.stat().st_mtime_ns != before  # made again
+    with xr.open_dataset(done.out / "baseline-0" / "metrics.h5", engine="h5netcdf") as history:
         assert history["loss"].size == 3
         assert first.train.sha256 in history.attrs["config"]
 
@@ -63,13 +52,11 @@ def test_token_files_of_another_vocabulary_or_text_are_refused(tmp_path, monkeyp
     assert text.vocabulary == 257
 
 
-def test_text_that_is_missing_names_the_way_to_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("preset", "way"), [("paper", "--tokens"), ("cpu", "wikitext-2")])
+def test_text_that_is_missing_names_the_way_to_it(preset, way, tmp_path, monkeypatch):
     monkeypatch.setenv("WFLOW_DATA", str(tmp_path))
-    with pytest.raises(InputError, match="--tokens"):
-        call("web_text", monkeypatch, "--preset", "paper", "--device", "cpu", "--out",
-             str(tmp_path / "out"))  # fmt: skip
-    with pytest.raises(InputError, match="wikitext-2"):
-        call("web_text", monkeypatch, "--preset", "cpu", "--device", "cpu", "--out",
+    with pytest.raises(InputError, match=way):
+        call("web_text", monkeypatch, "--preset", preset, "--device", "cpu", "--out",
              str(tmp_path / "out"))  # fmt: skip
 
 

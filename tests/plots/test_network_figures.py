@@ -10,11 +10,8 @@ from wflow.plots.networks import COLOURS, draw_histories, learning_curves
 
 def history(values: list[float], complete: bool = True) -> xr.Dataset:
     steps = 10 * np.arange(len(values))
-    return xr.Dataset(
-        {"loss": ("evaluation", values)},
-        coords={"evaluation": steps},
-        attrs={"complete": int(complete)},
-    )
+    loss, of = {"loss": ("evaluation", values)}, {"evaluation": steps}
+    return xr.Dataset(loss, of, {"complete": int(complete)})
 
 
 @pytest.mark.parametrize(("log", "mean"), [(False, [2.5, 5.0]), (True, [2.0, 4.0])])

@@ -2,33 +2,24 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
 import pytest
 import xarray as xr
 
-from wflow import InputError, plots
+from wflow import InputError, fits, plots
 from wflow.plots import tokens
 from wflow.plots.figure import save
 from wflow.runs.results import OF_ONE_RUN
 
 
 def synthetic_run(
-    *,
-    heads=4,
-    n=24,
-    d=3,
-    paths=3,
-    t_final=2.0,
-    records=41,
-    energy=True,
-    direction="descent",
-    seed=0,
+    *, heads=4, n=24, d=3, paths=3, records=41, energy=True, direction="descent"
 ) -> xr.Dataset:
     """Dataset with the names of docs/guide/run_files.md and smooth made-up values."""
-    rng = np.random.default_rng(seed)
+    t_final = 2.0
+    rng = np.random.default_rng(0)
     time = np.linspace(0, t_final, records)
     snapshot = t_final * np.array([0, 0.05, 0.25, 0.5, 1.0])
     clouds = rng.normal(size=(paths, len(snapshot), n, d))
@@ -58,16 +49,9 @@ def synthetic_run(
             "edi_residual": residual, "edi_residual_upper_gradient": residual + s * 0.2 * upper,
         }  # fmt: skip
     variables |= {name: (("path", "time"), values) for name, values in series.items()}
-    return xr.Dataset(
-        variables,
-        coords={
-            "time": time,
-            "snapshot": snapshot,
-            "path": np.arange(paths),
-            "snapshot_path": [0],
-        },
-        attrs={"config": json.dumps({"heads": heads, "direction": direction}), "complete": 1},
-    )
+    coords = {"time": time, "snapshot": snapshot, "path": np.arange(paths), "snapshot_path": [0]}
+    config = json.dumps({"heads": heads, "direction": direction})
+    return xr.Dataset(variables, coords, {"config": config, "complete": 1})
 
 
 def texts(figure) -> str:
@@ -171,19 +155,14 @@ def test_run_without_an_energy_gets_tokens_and_speed(tmp_path: Path) -> None:
         plots.energy_balance(run)
 
 
-def stems(run: xr.Dataset, folder: Path, source: str) -> set[str]:
-    run.encoding["source"] = source
-    return {file.stem for file in plots.plot_run(run, folder)}
-
-
 def test_figures_of_runs_whose_names_hold_dots_do_not_overwrite_each_other(
     tmp_path: Path, sketched: None
 ) -> None:
     run = synthetic_run(energy=False, paths=1)
-    names = ("dt0.01.h5", "dt0.005.h5", "x/dt0.02.h5.partial", "dt0.1", "dt0.2")
-    written = [stems(run, tmp_path, name) for name in names]
-    for name, stem in zip(names, ("dt0.01", "dt0.005", "dt0.02", "dt0.1", "dt0.2"), strict=True):
-        assert f"{stem}_speed" in written[names.index(name)]
+    for name, stem in (("dt0.01.h5", "dt0.01"), ("x/dt0.02.h5.partial", "dt0.02"),
+                       ("dt0.1", "dt0.1")):  # fmt: skip
+        run.encoding["source"] = name
+        assert f"{stem}_speed" in {file.stem for file in plots.plot_run(run, tmp_path)}
 
 
 def test_mean_and_path_are_drawn_on_the_same_principal_axes(tmp_path: Path) -> None:
@@ -204,9 +183,7 @@ def test_energy_that_is_never_finite_is_left_out_with_a_warning(
     run = synthetic_run()
     for name in ("energy", "edi_residual", "edi_residual_upper_gradient"):
         run[name][:] = np.inf
-    figure = plots.energy_balance(run)
-    assert "not finite" in texts(figure)
-    assert {file.stem for file in plots.plot_run(run, tmp_path)} >= {"run_energy_balance"}
+    assert "not finite" in texts(plots.energy_balance(run))
     for name in ("work_weights", "work_ito", "martingale", "dissipated"):
         run[name][:] = np.nan
     run["dissipated_upper_gradient"][:] = np.inf
@@ -239,21 +216,8 @@ def test_full_disk_leaves_neither_half_a_figure_nor_harm_to_an_old_one(
     assert not (tmp_path / "new").exists()
 
 
-def power_law(exponent=-1.0, interval=(-1.02, -0.98), points=4) -> SimpleNamespace:
-    """What the figure uses of `wflow.fits.PowerLaw`."""
-    return SimpleNamespace(
-        prefactor=0.4,
-        exponent=exponent,
-        pearson=-0.999,
-        exponent_ci=interval,
-        prefactor_ci=(0.38, 0.42) if np.isfinite(interval[0]) else interval,
-        level=0.95,
-        points=points,
-        band=lambda x: (0.36 * x**exponent, 0.44 * x**exponent),
-    )
-
-
 def test_scaling_figure_claims_no_interval_from_one_path_and_no_pearson_from_two_points() -> None:
-    fit = power_law(exponent=0.0, interval=(np.nan, np.nan), points=2)
-    shown = texts(plots.gradient_against_heads([4, 8], np.full((2, 1), 0.3), fit))
+    values = np.array([[0.3], [0.2]])
+    fit = fits.power_law([4, 8], values)
+    shown = texts(plots.gradient_against_heads([4, 8], values, fit))
     assert "95 %" not in shown and "Pearson" not in shown

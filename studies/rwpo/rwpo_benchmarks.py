@@ -41,7 +41,7 @@ TRIALS = 1000  # seeds of the trials begin here: the comparison has fresh ones
 PAPER = ("moons", "rings", "two_spirals", "eight_gaussians", "checkerboard")
 TARGETS = (*PAPER, "swiss_roll", "pinwheel", "cross")
 LEVEL = 1.5  # of OT-Flow's last distance: what counts as converged
-PARTS: tuple[Any, ...] = ("test", "validation")  # of the data, for what is compared, and trials
+SPLITS: tuple[Any, ...] = ("test", "validation")  # of the data, for what is compared, and trials
 PAIRS = 4000  # points of each sample that the MMD compares
 EQ16 = (1.0, 1.0, 0.1)  # weights of the loss as [RWPO] eq. 16 and Table 1 have them
 
@@ -169,7 +169,7 @@ def training(
     flow = network(flags, model, target, seed)
     iterations = flags.trial_iterations if trial else flags.iterations
     settings = config(flags, flow, iterations, seed)
-    held_out = nets.data.planar(target, flags.curve, seed=1, part=PARTS[trial])
+    held_out = nets.data.planar(target, flags.curve, seed=1, part=SPLITS[trial])
 
     def evaluate(trained: Any) -> dict[str, float]:
         points = held_out.to(trained.potential.w)
@@ -270,7 +270,7 @@ def examined(
         return record
     record["step_seconds"] = float(training.history["seconds"].min())
     flow: Any = copy.deepcopy(training.model).double().eval()
-    points = nets.data.planar(target, flags.points, part=PARTS[trial]).to(flow.potential.w)
+    points = nets.data.planar(target, flags.points, part=SPLITS[trial]).to(flow.potential.w)
     published = getattr(flow, "convention", "") == "published"
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -14,6 +14,7 @@ Scores are those of sacrebleu, rouge-score and bert-score (extra `metrics`), in 
 arXiv 2505.13499, Tables 10, 12 and 13.
 """
 
+import inspect
 import math
 import os
 import re
@@ -608,6 +609,7 @@ def losses(model: nn.Module, windows: Windows) -> list[Tensor]:
     rows: list[Tensor] = []
     with evaluating(model), torch.no_grad():
         for inputs, targets, place in _batches(model, windows):
+            _check_takes(model, inputs, targets)
             found = output_of(model(inputs.to(place), targets.to(place)))
             if found.shape != targets.shape:
                 raise InputError(
@@ -657,6 +659,7 @@ def teacher_forced(model: nn.Module, windows: Windows) -> TextPairs:
     came: list[Tensor] = []
     with evaluating(model), torch.no_grad():
         for inputs, targets, place in _batches(model, windows):
+            _check_takes(model, inputs)
             logits = output_of(model(inputs.to(place)))
             if logits.shape[:-1] != targets.shape:
                 raise InputError(
@@ -814,6 +817,14 @@ def _batches(model: nn.Module, windows: Windows) -> Iterator[tuple[Tensor, Tenso
                 f"{tuple(targets.shape)}: expected (batch, tokens) both"
             )
         yield inputs, targets, place
+
+
+def _check_takes(model: nn.Module, *given: Tensor) -> None:
+    """InputError where the network takes another number of arguments."""
+    try:
+        inspect.signature(model.forward).bind(*given)
+    except TypeError as error:
+        raise InputError(f"the model cannot be called with {len(given)} tensors: {error}") from None
 
 
 def _place(model: nn.Module) -> torch.device:

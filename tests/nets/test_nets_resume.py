@@ -342,6 +342,18 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
             run(**{option: True})
 
 
+def test_of_two_trainings_at_once_in_one_folder_one_is_refused(tmp_path):
+    refused = []
+
+    def second():
+        with pytest.raises(InputError) as caught:
+            run(tmp_path / "net", resume=True)
+        refused.append(str(caught.value))
+
+    assert_same(run(tmp_path / "net", batches=Points(fault=second, at=6)), run())
+    assert str(tmp_path / "net") in refused[0]
+
+
 def test_a_device_that_is_absent_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert train.device("auto") == train.device("cpu") == torch.device("cpu")

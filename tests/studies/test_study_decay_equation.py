@@ -1,10 +1,12 @@
 """The study of decay at n = infinity: what it compares, and what it decides."""
 
 import numpy as np
+import pytest
 import xarray as xr
 from scripts import script
 
 import wflow
+from wflow import InputError
 
 SMALL = ["--preset", "smoke", "--d", "3", "--threads", "1"]
 
@@ -35,6 +37,11 @@ def test_tokens_and_densities_move_under_the_same_heads(run_study, sketched_stud
     before = first.stat().st_mtime_ns
     run_study("decay_equation", *SMALL, "--resume")
     assert first.stat().st_mtime_ns == before
+
+
+def test_a_step_above_the_bound_of_the_cells_is_refused(run_study) -> None:
+    with pytest.raises(InputError, match="above the bound"):
+        run_study("decay_equation", *SMALL, "--dt", "0.2")
 
 
 NAMES = (

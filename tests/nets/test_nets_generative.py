@@ -202,9 +202,10 @@ def test_single_precision_agrees_with_double():
         (generative.OTFlow(potential(scale=0.5), steps=8), 6.0, 101),
         (sparse(**SMOOTH, beta=0.5), 6.5, 161),
         (sparse(lam=0.5, beta=0.5, kernel="laplace", drift="rk4", prox="smooth"), 6.5, 161),
+        (sparse(**SMOOTH, beta=0.5, itself=True), 4.5, 161),
         (sparse(**ATTRACTING), 4.0, 121),
     ],
-    ids=["ot-flow", "exact", "laplace", "attracting"],
+    ids=["ot-flow", "exact", "laplace", "itself", "attracting"],
 )
 def test_densities_integrate_to_one(flow, reach, n):
     u = torch.linspace(-reach, reach, n, dtype=DOUBLE)  # x = sinh(u) reaches the tails
@@ -254,6 +255,8 @@ def test_a_backward_pass_goes_through_a_runge_kutta_step(layers, shape):
     [
         *({**SMOOTH, "kernel": kernel} for kernel in KERNELS),
         {**SMOOTH, "phi": potential(5)},  # no closed determinant
+        {**SMOOTH, "phi": potential(5), "itself": True},
+        {**SMOOTH, "beta": 0.2, "itself": True, "kernel": "laplace"},
         *(ATTRACTING | changes for changes in ({}, {"lam": 0.0, "beta": 8.0}, {"attended": (2,)})),
     ],
 )
@@ -308,10 +311,21 @@ def test_estimated_log_determinants_state_their_error(beta):
         sparse(steps=8, lam=2.0, kernel="laplace"),
         sparse(steps=8, lam=0.5, kernel="published"),
         sparse(steps=8, lam=0.0, attended=(7, 8)),
+        sparse(steps=8, lam=2.0, itself=True),
         sparse(**ATTRACTING),
         sparse(**ATTRACTING | {"lam": 0.0, "beta": 8.0}),
     ],
-    ids=["ot-flow", "exact", "euler", "laplace", "published", "late", "attracting", "no prior"],
+    ids=[
+        "ot-flow",
+        "exact",
+        "euler",
+        "laplace",
+        "published",
+        "late",
+        "itself",
+        "attracting",
+        "no prior",
+    ],
 )
 def test_samples_are_the_inverse_of_the_way_to_the_base(flow):
     x, z = draw(10, 2), flow.draws(10, seed=1)
@@ -450,6 +464,29 @@ def test_effective_sizes_are_those_of_the_weights():
     without, sizes = flow.ess(x)
     weights = plain_weights(x, flow.context_x, 0.5, 0.5, 1.0, "exact")
     assert torch.allclose(sizes, 1 / weights.square().sum(1)) and without.isnan().all()
+
+
+def test_effective_sizes_count_the_token_itself():
+    flow, x = sparse(lam=0.5, steps=2, attended=(2,), beta=3.0, itself=True), draw(5, 2)
+    lam, context = flow.lam, flow.context_x
+    others = interaction(x, context, 0.5, lam, 3.0, "exact", "soft")
+    excess = (others.bias + others.slope / 2 * context.square().sum(1)).mean()
+    own = others.slope / 2 * x.square().sum(1) + excess
+    scores = torch.cat([others.query @ context.T + others.bias, own[:, None]], 1)
+    assert torch.allclose(flow.ess(x)[1], 1 / scores.softmax(1).square().sum(1))
+
+
+@pytest.mark.parametrize("kernel", ["exact", "laplace"])
+def test_tokens_that_attend_to_themselves_stay_near_with_the_published_number_of_steps(kernel):
+    dim = 4
+    phi = generative.Potential(dim, width=8, start=0.05)
+    norms = []
+    for itself in (True, False):
+        flow = sparse(phi, steps=48, lam=2.0, kernel=kernel, itself=itself, tokens=32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # without it most have no inverse
+            norms.append(flow.sample(20, seed=1).norm(dim=1).quantile(0.9))
+    assert norms[0] < 2 * dim**0.5 < 1e6 < norms[1]
 
 
 def test_checkpointed_layers_give_the_same_gradients():

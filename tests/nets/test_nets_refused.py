@@ -148,6 +148,7 @@ REFUSED = {
         ("after", "not finite"): [torch.full((3, 3), INF)], "p": [0.5], "ground": ["cosine"]},
     # generative
     "generative.SparseTransformerFlow": {"lam": [-1.0, 1e30], "beta": [0.0, 1e-30], "drift": [""],
+        "itself": [True, 2],
         "attended": [(5,)], "trainable": [("h",)], "probes": [1], "kernel": ["published"],
         ("convention", "independent"): ["attracting"], "context": ["batch "]},
     "generative.SparseTransformerFlow.set_context": {("x", "not finite"): [draw(4, 2) / 0]},

@@ -258,6 +258,26 @@ def attend(scores: Scores, context: Tensor, moments: Moments, exclude_self: bool
     return Attended(first + origin, covariance, log_sum + scores.query @ origin)
 
 
+def with_itself(
+    at: Attended, scores: Scores, x: Tensor, context: Tensor
+) -> tuple[Attended, Tensor]:
+    """Moments over a context and the query itself, and the weight (n,) of the latter.
+
+    The query counts as a token at its place with the mean of b + kappa |c|^2 / 2 over the context;
+    U is kappa x . y + b(y) here, as for the kernels `exact` and `laplace`.
+    """
+    half = scores.slope / 2
+    own = half * x.square().sum(1) + (scores.bias + half * context.square().sum(1)).mean()
+    log_sum = torch.logaddexp(at.log_sum, own)
+    share = (own - log_sum).exp()
+    rest, away = (1 - share)[:, None], at.mean - x
+    covariance = at.covariance
+    if covariance is not None:
+        between = share[:, None, None] * away[:, :, None] * away[:, None, :]
+        covariance = rest[:, :, None] * (covariance + between)
+    return Attended(x + rest * away, covariance, log_sum), share
+
+
 def averages(
     scores: Scores, keys: Tensor, values: Tensor, exclude_self: bool
 ) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,7 @@ from wflow.nets.generative.moments import (
     interaction,
     proximal,
     weight,
+    with_itself,
 )
 from wflow.nets.generative.potential import Derivatives, Potential, points
 from wflow.nets.generative.runge_kutta import integrals
@@ -138,6 +139,11 @@ class SparseTransformerFlow(GradientFlow):
         is `independent`, and `batch` for the published convention.
     tokens : int, default 256
         Number of tokens in an independent context.
+    itself : bool, default False
+        Let a token attend to itself beside its context, for the convention `inverse`, an
+        independent context and the kernels `exact` and `laplace`. It stays where it is where the
+        context is far away. Without it a sample outside of the context doubles its distance in
+        every layer: with many steps take it, or few of the steps as `attended`.
     prox : {"soft", "smooth"}, optional
         Proximal map: soft thresholding, or x - lambda h tanh(x / (lambda h)), which has unbiased
         gradients in lambda. The default is `smooth` where lambda is trained, and `soft` otherwise
@@ -204,6 +210,7 @@ class SparseTransformerFlow(GradientFlow):
         drift: Drift | None = None,
         context: Context | None = None,
         tokens: int = 256,
+        itself: bool = False,
         prox: Prox | None = None,
         attended: Iterable[int] | None = None,
         checkpointing: bool = False,
@@ -238,6 +245,17 @@ class SparseTransformerFlow(GradientFlow):
             raise InputError(
                 "context is 'independent', and the published algorithm attends to its own batch: "
                 "expected 'batch' or 'masked'"
+            )
+        self.itself = switch(itself, "itself")
+        if self.itself and (
+            convention != "inverse"
+            or self.context != "independent"
+            or self.kernel == "published"
+            or determinant == "estimate"
+        ):
+            raise InputError(
+                "itself is True: expected the convention 'inverse', the context 'independent', the "
+                "kernel 'exact' or 'laplace', and exact determinants"
             )
         smooth = "lam" in self.trainable and convention != "published"
         usual_map: Prox = "smooth" if smooth else "soft"
@@ -598,7 +616,13 @@ class SparseTransformerFlow(GradientFlow):
                 keys = x if tokens is None else tokens
                 at = self._released(x, keys) if self.convention == "attracting" else x
                 alone = tokens is None and self.context == "masked"
-                sizes[k - 1] = effective_size(self._scores(at, keys), keys, alone)
+                scores = self._scores(at, keys)
+                found = effective_size(scores, keys, alone)
+                if self.itself:
+                    moments = attend(scores, keys, "mean", alone)
+                    share = with_itself(moments, scores, at, keys)[1]
+                    found = 1 / (share.square() + (1 - share).square() / found)
+                sizes[k - 1] = found
             x = self._back(k, x, y, tokens).x
         return sizes
 
@@ -637,18 +661,29 @@ class SparseTransformerFlow(GradientFlow):
         return interaction(x, context, self._h, lam, beta, *forms)
 
     def _layer(
-        self, x: Tensor, context: Tensor, *, alone: bool = False, jacobian: bool = False
+        self,
+        x: Tensor,
+        context: Tensor,
+        *,
+        alone: bool = False,
+        itself: bool = False,
+        jacobian: bool = False,
     ) -> "_Layer":
         """The layer's S(x) - M(x; C) with, where asked for, the Jacobians of its two parts."""
         scores = self._scores(x, context)
         shrunk, slope = proximal(x, self._weights()[0] * self._h, self.prox)
-        at = attend(scores, context, "covariance" if jacobian else "mean", alone)
+        at, share = attend(scores, context, "covariance" if jacobian else "mean", alone), None
+        if itself:
+            at, share = with_itself(at, scores, x, context)
         if at.covariance is None:
             return _Layer(shrunk - at.mean, slope, None)
         steep = scores.slope
         if isinstance(steep, Tensor) and steep.ndim:
             steep = steep[:, None]  # of the columns
-        return _Layer(shrunk - at.mean, slope, at.covariance * steep)
+        attention = at.covariance * steep
+        if share is not None:
+            attention = attention + torch.diag_embed(share[:, None].expand_as(x))
+        return _Layer(shrunk - at.mean, slope, attention)
 
     def _printed_costs(self, x: Tensor, at: Derivatives) -> tuple[Tensor, Tensor]:
         """Terms of (19) and (21) at tokens, with the Huber function of the prior."""
@@ -683,7 +718,7 @@ class SparseTransformerFlow(GradientFlow):
             x, log_det, error = self._estimated(k, x, keys, alone)
         elif self._attends(k):
             x = self._released(x, keys) if attracting else x
-            layer = self._layer(x, keys, alone=alone, jacobian=True)
+            layer = self._layer(x, keys, alone=alone, itself=self.itself, jacobian=True)
             assert layer.attention is not None
             x = x if attracting else x + sign / 2 * layer.change
             matrix = identity(layer.attention, layer.slope, sign / 2)
@@ -782,14 +817,14 @@ class SparseTransformerFlow(GradientFlow):
 
     def _attracted(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
         """B(x) = x - (S(x) - M(x; C)) / 2 and its Jacobian."""
-        found = self._layer(x, context, jacobian=True)
+        found = self._layer(x, context, itself=self.itself, jacobian=True)
         assert found.attention is not None
         return x - found.change / 2, identity(found.attention, found.slope, -0.5)
 
     def _solved(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
         """Solve B(found) = x, without gradients; and the rows without a solution."""
         with torch.no_grad():
-            start = x + self._layer(x, context).change / 2
+            start = x + self._layer(x, context, itself=self.itself).change / 2
             return newton(lambda at: self._attracted(at, context), x, start)
 
     def _released(self, x: Tensor, context: Tensor) -> Tensor:
@@ -799,7 +834,7 @@ class SparseTransformerFlow(GradientFlow):
             return found
         with torch.no_grad():
             jacobian = self._attracted(found, context)[1]
-        value = found - self._layer(found, context).change / 2
+        value = found - self._layer(found, context, itself=self.itself).change / 2
         return implicit(found, jacobian, x - value)
 
     def _onwards(self, k: int, x: Tensor, y: Tensor | None, context: Tensor) -> "_Step":

@@ -26,7 +26,7 @@ def test_digits_study_writes_its_tables_and_resumes(run_study, no_data, digits, 
     table = done.table
     assert "scikit-learn digits" in done.said
     assert done.drawn("learning_curves", "robustness")
-    assert table["accuracy_gaussian"].sizes == {"model": 3, "seed": 1, "level": 6}
+    assert table["accuracy_gaussian"].sizes == {"model": 4, "seed": 1, "level": 6}
     assert np.array_equal(table["accuracy_gaussian"].sel(level=0), table["final"])
     assert np.isfinite(table["accuracy_steps"].sel(model="continuous")).all()
     assert (table["straightness"].sel(model=["unregularised", "continuous"]) >= 1).all()
@@ -52,9 +52,11 @@ def test_the_published_vision_transformers_have_their_sizes(monkeypatch):
     images = nets.data.Images(*[torch.zeros(1, 28, 28)] * 4, source="", mean=0.0, std=1.0)
     sizes = {
         name: sum(p.numel() for p in study.network(flags, name, images, 0).parameters())
-        for name in study.MODELS
+        for name in study.DISCRETE + study.CONTINUOUS
     }
-    assert sizes == {"baseline": 59658, "unregularised": 17546, "continuous": 17546}
+    assert sizes == {"baseline": 92938, "attention alone": 59658} | dict.fromkeys(
+        ("unregularised", "continuous"), 17546
+    )
 
 
 def test_text_study_writes_its_tables_and_samples(run_study, no_data):

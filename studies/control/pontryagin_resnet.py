@@ -107,6 +107,8 @@ class PontryaginResnet(networks.NetFlags):
     """Weight of the augmentation of extended MSA."""
     inner: study.Count = 10
     """L-BFGS steps of a maximisation."""
+    precision: tyro.conf.Suppress[Literal["float32"]] = "float32"
+    compile: tyro.conf.Suppress[study.Switch] = False  # sweeps of costates are not compiled
     data: tyro.conf.Suppress[str | None] = None
     out: study.Folder = Path("results/pontryagin_resnet")
 

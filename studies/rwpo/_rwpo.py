@@ -9,7 +9,9 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
 
 from wflow import InputError, nets, study
 from wflow.study import networks
@@ -22,6 +24,35 @@ PRINTED = Path(__file__).parents[1] / "published" / "rwpo.json"
 PUBLISHED: dict[str, Any] = json.loads(PRINTED.read_text(encoding="utf-8"))  # numbers of [RWPO]
 
 
+MOST_APART = 16  # steps
+
+
+def too_far(options: Mapping[str, Any] | None, steps: int) -> bool:
+    """Whether a flow has more than 16 layers of contexts apart from the tokens that attend to them.
+
+    Every layer doubles the distance of a sample outside of the context: a flow of 48 steps begins
+    at norms of 1e12. Tokens that attend to themselves, too, stay in place there.
+    """
+    return (
+        options is not None
+        and steps > MOST_APART
+        and options.get("convention") != "published"
+        and not options.get("itself")
+        and options.get("attended") is None
+    )
+
+
+def check_near(options: Mapping[str, Mapping[str, Any] | None], steps: int, flag: str) -> None:
+    """Refuse flows that `too_far` names, before anything is trained."""
+    far = [name for name, given in options.items() if too_far(given, steps)]
+    if far:
+        raise InputError(
+            f"{flag} {', '.join(far)} with --steps {steps}: a layer in each of more than "
+            f"{MOST_APART} steps sends samples outside of its context to infinity; leave them out, "
+            "or take models whose tokens attend to themselves"
+        )
+
+
 def check_names(given: Sequence[str], known: Collection[str], flag: str) -> None:
     """Refuse a flag that names none, an unknown one, or one of them twice."""
     if not given or not set(given) <= set(known) or len(set(given)) < len(given):
@@ -30,7 +61,15 @@ def check_names(given: Sequence[str], known: Collection[str], flag: str) -> None
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowFlags(networks.NetFlags):
+class SinglePrecision(networks.NetFlags):
+    """Flags of studies whose determinants and inverses need single precision, uncompiled."""
+
+    precision: tyro.conf.Suppress[Literal["float32"]] = "float32"
+    compile: tyro.conf.Suppress[study.Switch] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowFlags(SinglePrecision):
     """Flags of the studies that train flows of one size."""
 
     seeds: study.Count = 5
@@ -89,8 +128,6 @@ def config(flags: FlowFlags, model: Any, iterations: int, seed: int, **given: An
         checkpoint_every=2 * every,
         seed=seed,
         device=flags.device,
-        precision=flags.precision,
-        compile=flags.compile,
         **given,
     )
 

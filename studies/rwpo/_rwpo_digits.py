@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 LABELS = {
     "OT-Flow": "OT-Flow",
     "corrected": "corrected",
+    "with itself": "with itself",
     "late layer": "late layer",
     "printed": "printed (no density)",
+    "printed, exact kernel": "printed, exact kernel (no density)",
 }
 
 

@@ -17,18 +17,24 @@ if TYPE_CHECKING:
 COLOURS = {
     "ot-flow": "#0072B2",
     "sparse": "#D55E00",
+    "itself": "#8B4000",
     "first": "#CC79A7",
     "attracting": "#882255",
     "ot-flow-kl": "#56B4E9",
     "sparse-kl": "#E69F00",
+    "itself-kl": "#B8860B",
     "printed-kl": "0.3",
+    "printed-exact-kl": "0.5",
+    "printed-laplace-kl": "0.7",
     "supervised": "#009E73",
+    "printed-exact-supervised": "#66A61E",
+    "itself-supervised": "#1B9E77",
 }
 
 
 def curves(problems: Mapping[str, Results]) -> Figure:
     """Held-out negative log likelihood over the training, one panel for each problem."""
-    shown = [model for model in COLOURS if model not in ("printed-kl", "supervised")]
+    shown = [m for m in COLOURS if not m.startswith("printed") and "supervised" not in m]
     panels = {
         problem: {model: results.histories.get(model, []) for model in shown}
         for problem, results in problems.items()
@@ -83,7 +89,7 @@ def fields(problem: str, known: Data, reference: np.ndarray, results: Results) -
         for model, runs in results.records.items()
         if runs[0]["draws"] is not None
     }
-    wanted = ("reference", "ot-flow", "sparse", "ot-flow-kl", "printed-kl")
+    wanted = ("reference", "ot-flow", "sparse", "itself", "ot-flow-kl", "printed-exact-kl")
     shown = {name: shown[name] for name in wanted if name in shown}
     truth = known.field(known.check.x[:1])[0]
     model: Any = known.problem.model

@@ -67,8 +67,16 @@ REFUSED = {
     "point_clouds": {"--only best": "--only", "--preset paper": "ModelNet40"},
     "pontryagin_gpt": {"--only XL": "--only", "--maximised 0": "--maximised is 0"},
     "pontryagin_resnet": {"--only donut": "--only", "--datasets donut donut": "--datasets"},
-    "rwpo_benchmarks": {"--targets moon": "--targets", "--targets moons moons": "each once"},
-    "rwpo_inverse": {"--models flow": "--models", "--models sparse sparse": "each once"},
+    "rwpo_benchmarks": {
+        "--targets moon": "--targets",
+        "--targets moons moons": "each once",
+        "--steps 48 --variants 'attracting, all layers'": "--variants attracting, all layers",
+    },
+    "rwpo_inverse": {
+        "--models flow": "--models",
+        "--models sparse sparse": "each once",
+        "--steps 48 --models sparse-kl ot-flow": "--models sparse-kl with --steps 48",
+    },
     "rwpo_operator": {"--only kernel": "--only", "--cells 8": "--cells is 8"},
     "rwpo_sampler": {"--budgets 5 10": "3 or more"},
     "shakespeare_gpt": {"--data ''": "--data", "--share 0": "--share is 0"},

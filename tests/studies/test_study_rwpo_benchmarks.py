@@ -36,6 +36,18 @@ def test_trials_choose_a_variant_and_are_taken_up_with_what_is_finished(
         assert (table["lost"] == 0).all()
 
 
+def test_flows_train_in_four_dimensions_and_without_layers_that_begin_too_far(
+    run_study, sketched_study
+):
+    models = ("moons printed, exact kernel", "moons with itself")
+    flags = ("--preset", "smoke", "--seeds", "1", "--dim", "4")
+    done = run_study(NAME, *flags, "--only", *models)
+    assert np.isfinite(done.table[["sliced_w2", "mmd"]].to_array()).all()
+    study = script(NAME)
+    paper = study.names(study.RwpoBenchmarks.of("paper"))
+    assert "moons with itself" in paper and "moons corrected" not in paper
+
+
 def made(distances, times=(1.0, 1.0)):
     """Results with given distances, target -> model -> seeds, and times of a step."""
     found = Results({}, {})

@@ -35,6 +35,7 @@ from wflow import InputError, study
 from wflow._core.files import opened, read_json, replace_file
 from wflow.cli import guarded
 from wflow.study import networks
+from wflow.study.frame import AT_THIS_SIZE
 from wflow.study.texts import SCORES
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def published(name: str) -> str:
     """The command that runs the preset of the published sizes."""
     count = GPUS[name]
     start = "python" if count == 1 else f"torchrun --nproc-per-node {count}"
-    return f"{start} studies/ott/{name}.py --preset paper"
+    habits = " --published" if name in ("cats_dogs", "sentiment") else ""  # sizes, splits of [OTT]
+    return f"{start} studies/ott/{name}.py --preset paper{habits}"
 
 
 def of_published_size(study: str, flags: Mapping[str, Any]) -> bool:
@@ -318,6 +320,8 @@ def rows(part: Part, table: Dataset | None, whole_size: bool) -> Iterator[dict[s
             verdict = "–"
             if base and model != BASELINE and table is not None and ours.size:
                 verdict = same_side(quantity, model, ours, quantity.ours(table, BASELINE))
+                if not whole_size and verdict not in ("inconclusive", "–"):
+                    verdict += AT_THIS_SIZE
             yield row | {"verdict": verdict}
 
 
@@ -393,7 +397,7 @@ Tables 1, 2, 3 and 5 to 13 of [OTT], row by row, beside the studies of this pack
 whether a model lies on the published side of the baseline: confirmed where the means differ by more
 than the standard deviations over seeds together, inconclusive within them and for one seed. Below a
 table stand the claims that its study decides. Numbers of smaller presets, and of other data, are no
-repetition of the published ones: for them the side alone is compared.
+repetition of the published ones: for them the side alone is compared, "at this size".
 
 Published counts of parameters are those of our networks of the preset `paper` to the printed digit;
 a test of each study holds the rule of counting, which its page states. Where a row has no number of

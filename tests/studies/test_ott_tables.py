@@ -82,9 +82,9 @@ def test_rows_have_our_numbers_and_the_side_of_the_baseline(tmp_path):
     table = {cells[0]: cells for cells in rows(page, "Table 8") if cells[1].startswith("final")}
     assert table["baseline"][2:] == ["77.6 ± 0.86", "70.50 ± 0.71", "–"]
     assert table["N-ODE"][3:] == ["60.00", "inconclusive"]  # one seed
-    assert table["N-ODE with cost"][4] == "not confirmed"  # published below the baseline
+    assert table["N-ODE with cost"][4] == "not confirmed at this size"  # published below
     assert table["continuous, no cost"][4] == "inconclusive"
-    assert table["continuous with cost"][3:] == ["75.50 ± 0.71", "confirmed"]
+    assert table["continuous with cost"][3:] == ["75.50 ± 0.71", "confirmed at this size"]
     assert "`studies/ott/cats_dogs.py --preset cpu`. " + CAPTION.format("cpu") in page
     assert "2026-11-23." in page and "More." not in page
     assert "- it is better: **confirmed** (+5)" in page and "straight" not in page
@@ -110,7 +110,8 @@ def test_scores_that_no_model_has_are_missing_and_not_diverged(tmp_path):
     write(tmp_path / "a", "shakespeare_gpt", columns)
     page = maker.page(maker.found([tmp_path]), "made by a test")
     table = {(cells[0], cells[1]): cells[3:] for cells in rows(page, "Table 10")}
-    assert table["continuous with cost", "final test loss"] == ["2.750 ± 0.071", "confirmed"]
+    shown = table["continuous with cost", "final test loss"]
+    assert shown == ["2.750 ± 0.071", "confirmed at this size"]
     assert table["continuous with cost", "BERT-F1 (%)"] == ["–", "–"]
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -359,6 +359,13 @@ def test_slopes_of_several_cases_are_judged_together() -> None:
 def test_a_finding_says_whether_all_or_some_known_cases_agree(holds, known, verdict) -> None:
     found = study.Finding.decided("it holds", "here", "numbers", holds, known=known)
     assert found.verdict == verdict
+
+
+def test_claims_of_a_paper_say_where_they_were_tried_below_its_size() -> None:
+    finding = study.Finding("it learns", "[OTT] Table 7", "0.9", "not confirmed")
+    assert finding.at_this_size().verdict == "not confirmed at this size"
+    for same in (replace(finding, source="this study"), replace(finding, verdict="inconclusive")):
+        assert same.at_this_size() == same
 
 
 @pytest.mark.parametrize(

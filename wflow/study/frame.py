@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -65,7 +65,11 @@ SUMMARY = ("summary.h5", "summary.json")
 _PACKAGES = ("wflow", "numpy", "scipy", "numba", "pot", "xarray", "h5netcdf")
 
 
-Verdict = Literal["confirmed", "confirmed in part", "not confirmed", "inconclusive"]
+Verdict = Literal[
+    "confirmed", "confirmed in part", "not confirmed", "inconclusive",
+    "confirmed at this size", "confirmed in part at this size", "not confirmed at this size",
+]  # fmt: skip
+AT_THIS_SIZE = " at this size"
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,7 +87,8 @@ class Finding(ShortResult):
     verdict : {"confirmed", "confirmed in part", "not confirmed", "inconclusive"}
         Decided by the study's code from its numbers: "confirmed in part" where it holds in some of
         the cases that it covers, "inconclusive" where an effect is within its spread or was not
-        measured.
+        measured. A claim of a paper that was tried below its size is, for example, "confirmed at
+        this size".
 
     Examples
     --------
@@ -96,6 +101,24 @@ class Finding(ShortResult):
     source: str
     found: str
     verdict: Verdict
+
+    def at_this_size(self) -> Finding:
+        """Return the finding of a study below the size of the paper whose claim it tries.
+
+        Returns
+        -------
+        Finding
+            With "at this size" in its verdict, where the verdict decides a claim of a paper.
+
+        Examples
+        --------
+        >>> from wflow import study
+        >>> study.Finding("it learns", "[OTT] Table 7", "0.9", "confirmed").at_this_size().verdict
+        'confirmed at this size'
+        """
+        if self.verdict == "inconclusive" or not self.source.startswith("["):
+            return self
+        return replace(self, verdict=cast(Verdict, self.verdict + AT_THIS_SIZE))
 
     @classmethod
     def decided(

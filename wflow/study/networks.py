@@ -323,7 +323,11 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> int:
             lambda name, seed: experiment.plan(flags, data, models[name], seed),
             examine,
         )
-        decided = is_published(flags) and len(names) == len(models)
+        found: Sequence[Finding] = ()
+        if is_published(flags) and len(names) == len(models):
+            found = experiment.findings(flags, data, results)
+            if flags.preset != "paper" and "paper" in flags.presets:
+                found = [finding.at_this_size() for finding in found]
         opened_session.finish(
             table=experiment.table(flags, results)
             if experiment.table
@@ -333,7 +337,7 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> int:
                 if experiment.text
                 else _summary(experiment, flags, source, results)
             ),
-            findings=experiment.findings(flags, data, results) if decided else [],
+            findings=found,
             figures=experiment.figures(flags, results),
             texts=experiment.texts(flags, results),
         )

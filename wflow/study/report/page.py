@@ -512,8 +512,12 @@ def _findings_html(findings: Sequence[Mapping[str, str]]) -> str:
     if not findings:
         return ""
     badges = {"confirmed": "pass", "not confirmed": "fail"}
+
+    def badge(verdict: str) -> str:
+        return badges.get(verdict.removesuffix(" at this size"), "part")
+
     cards = "".join(
-        f'<li><span class="badge {badges.get(entry["verdict"], "part")}">'
+        f'<li><span class="badge {badge(entry["verdict"])}">'
         f'{escaped(entry["verdict"])}</span><p class="claim">{_prose(entry["prediction"])} '
         f"<cite>{_prose(entry['source'])}</cite></p><p>{_prose(entry['found'])}</p></li>"
         for entry in findings

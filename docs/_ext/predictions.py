@@ -1,0 +1,134 @@
+"""Write `docs/results/predictions.md` and the table of the README from the findings of the studies.
+
+A study has its findings in `summary.json`. They are published in
+`docs/results/findings/STUDY.json`, where texts may be shortened and get links; every verdict there is one that a study decided.
+
+    python docs/_ext/predictions.py                       # writes both
+    python docs/_ext/predictions.py results/ou_heads ...  # takes their findings first
+
+A file of findings that two folders of one study share is named by hand: see `point_clouds_solids`.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+PAGE, README = RESULTS / "predictions.md", ROOT / "README.md"
+BEGIN, END = "<!-- results: docs/_ext/predictions.py -->\n", "<!-- end of results -->\n"
+
+HEAD = """# Predictions and verdicts
+
+Every prediction of the theory and every claim of the papers that a study tries, with the verdict
+that the code of the study decides from its numbers. A claim that was tried below the size of its
+paper is confirmed or not *at this size*. Command, seed, device, data and date are on the page of
+each study; the rows come from
+[its findings](https://github.com/wflow/wflow/blob/main/docs/results/findings).
+"""
+# Heading, text, and files of findings, in the order of the page.
+SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "Tokens and heads",
+        "",
+        ("ou_heads", "oscillating_heads", "edi_defect", "metric", "jko", "long_time",
+         "stability_tokens", "stability_weights", "clustering", "spectrum", "equilibria",
+         "mean_field_limit", "mean_field_large", "noisy_tokens"),
+    ),
+    (
+        "The mean-field equation",
+        "",
+        ("metastability", "phase_transition", "decay_equation", "mean_field_equation"),
+    ),
+    (
+        "Proximal sampling and sparse transformers",
+        'What [RWPO] states and claims. A row that begins with "corrected" tests the form that '
+        "holds where the printed one does not; [the reasons](#theory-proximal-errata).",
+        ("rwpo_operator", "rwpo_sampler", "rwpo_digits", "rwpo_inverse", "rwpo_benchmarks"),
+    ),
+    (
+        "Networks",
+        "What [OTT] reports of its networks: of digits at the published size, of the rest compared "
+        "with the presets for two cores, small networks, little data, up to three seeds. [All "
+        "published tables](ott_tables.md) stand beside ours, row by row.",
+        ("mnist_vit", "shakespeare_words", "point_clouds_solids", "point_clouds_digits", "web_text",
+         "sentiment", "cats_dogs", "shakespeare_gpt", "trained_heads"),
+    ),
+    (
+        "Training as optimal control",
+        "What [GPTOC] reports and expects of networks trained by the maximum principle, and of "
+        "small GPTs, and what [LCTE2018] says of the method of successive approximations, in the "
+        "presets for two cores. That Python is faster than Julia, and that larger batches are more "
+        "stable, is not decided here.",
+        ("pontryagin_resnet", "pontryagin_gpt", "nanogpt_sizes"),
+    ),
+)  # fmt: skip
+PAPERS = ("mht", "glpr", "bkkrw", "rwpo", "ott", "gptoc", "lcte2018")
+# Rows of the README: a file of findings and the place of the finding in it.
+MAIN = (("ou_heads", 0), ("edi_defect", 0), ("stability_tokens", 0), ("mnist_vit", 0),
+        ("rwpo_operator", 24))  # fmt: skip
+
+
+def read(name: str) -> dict[str, Any]:
+    """The findings of a study."""
+    text = (RESULTS / "findings" / f"{name}.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def table(names: tuple[str, ...]) -> str:
+    """A row for each finding of some studies."""
+    rows = ["{.predictions}", "| prediction | verdict | result | source | study |",
+            "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    for name in names:
+        document = read(name)
+        study = document["study"]
+        label = f"{study}, {document['label']}" if "label" in document else study
+        for f in document["findings"]:
+            cells = (f["prediction"], f["verdict"], f["found"], f["source"])
+            rows.append(f"| {' | '.join(cells)} | [{label}]({study}.md) |")
+    return "\n".join(rows)
+
+
+def page() -> str:
+    """The page of all predictions."""
+    links = "\n".join(f"[{name.upper()}]: #ref-{name}" for name in PAPERS)
+    parts = [HEAD]
+    for heading, text, names in SECTIONS:
+        parts += [f"## {heading}\n", *([f"{text}\n"] if text else []), f"{table(names)}\n"]
+    return "\n".join([*parts, f"{links}\n"])
+
+
+def readme(text: str) -> str:
+    """The README with the table of its main results."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    rows = ["| prediction | verdict | result | page |", "| --- | --- | --- | --- |"]
+    for name, place in MAIN:
+        document = read(name)
+        f, study = document["findings"][place], document["study"]
+        rows.append(
+            f"| {f['prediction']} ({f['source']}) | {f['verdict']} | {f['found']} "
+            f"| [{study}][docs/results/{study}.md] |"
+        )
+    return before + BEGIN + "\n".join(rows) + "\n" + END + after
+
+
+def publish(folder: Path) -> None:
+    """Take the findings of a folder of results."""
+    document = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    kept = {key: document[key] for key in ("study", "command", "created", "findings")}
+    file = RESULTS / "findings" / f"{kept['study']}.json"
+    file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    for folder in sys.argv[1:]:
+        publish(Path(folder))
+    for file, text in {PAGE: page(), README: readme(README.read_text(encoding="utf-8"))}.items():
+        file.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

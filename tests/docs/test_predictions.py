@@ -1,0 +1,31 @@
+"""The page of all predictions and the table of the README are those of the findings."""
+
+import importlib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_pages_are_made_of_the_findings(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    pages = importlib.import_module("predictions")
+    assert pages.PAGE.read_text(encoding="utf-8") == pages.page()
+    readme = pages.README.read_text(encoding="utf-8")
+    assert readme == pages.readme(readme)
+    files = {file.stem for file in (pages.RESULTS / "findings").iterdir()}
+    assert files == {name for _, _, names in pages.SECTIONS for name in names}
+
+
+def test_verdicts_of_a_page_are_those_of_its_findings(monkeypatch):
+    """Rows of a page of results that state a prediction as its findings do have its verdict."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    pages = importlib.import_module("predictions")
+    for _, _, names in pages.SECTIONS:
+        for name in names:
+            document = pages.read(name)
+            lines = (pages.RESULTS / f"{document['study']}.md").read_text(encoding="utf-8")
+            for finding in document["findings"]:
+                start = f"| {finding['prediction']} | {finding['source']} | {finding['found']} |"
+                verdicts = {line[len(start) :].strip(" |") for line in lines.splitlines()
+                            if line.startswith(start)}  # fmt: skip
+                assert verdicts <= {finding["verdict"]}, (name, finding["prediction"])

@@ -7,7 +7,6 @@ from twin import symmetric
 import wflow
 from wflow import InputError
 from wflow._core.adaptive import AdaptiveSteps, Dopri5
-from wflow._core.errors import BlowUpError
 from wflow._core.tableaux import TABLEAUX
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, Schedule
 from wflow.heads.process import HeadProcess, HeadStep, head_path
@@ -37,21 +36,6 @@ def test_a_path_moves_alone_as_in_a_batch(law, scheme, dtype):
     assert batch.dtype == dtype and not np.array_equal(batch[0], START.astype(dtype))
     for place in range(4):
         assert np.array_equal(batch[place], moved((2 + place,))[0])
-
-
-def test_a_step_moves_nothing_until_it_is_taken():
-    process = HeadProcess(Oscillating(3), START, seed=0, paths=(0,))
-    before, rk4 = process.D.copy(), TABLEAUX["rk4"]
-    ends = []
-    for dt in (0.2, 0.05):  # the first is rejected
-        move = process.begin(0, 0.3, dt, rk4)
-        for node, row in zip(rk4.nodes[1:], rk4.matrix[1:], strict=True):
-            move.stage(node, row)
-        assert np.array_equal(process.D, before)
-        ends.append(move.end(rk4.weights))
-    other = HeadProcess(Oscillating(3), START, seed=0, paths=(0,))
-    other.advance(0, 0.3, 0.05, rk4)
-    assert np.array_equal(ends[1], other.D) and not np.array_equal(ends[0], ends[1])
 
 
 def test_paths_with_times_and_lengths_of_their_own_move_as_each_by_itself():
@@ -135,16 +119,3 @@ def test_a_jump_of_a_subclass_of_a_linear_schedule_is_made():
     assert law.jumps
     *_, (_, last) = head_path(law, d=3, t_final=0.2, dt=0.1)
     assert np.all(last == 0)
-
-
-def test_checks_name_the_path_and_what_to_do():
-    process = HeadProcess(Frozen(), START, seed=0, paths=(3, 8))
-    process.D = process.D.copy()  # heads at rest are a view
-    process.D[1, 0, 0, 0] = np.inf
-    with pytest.raises(BlowUpError, match="path 8") as caught:
-        process.check_finite(0.5)
-    assert caught.value.path == 8
-    process.check_symmetric(0.5)  # is silent about what is not finite
-    process.D[1, 0, 0] = [1.0, 2.0, 3.0]
-    with pytest.raises(InputError, match="Frozen"):
-        process.check_symmetric(0.5, " and so on")

@@ -170,7 +170,7 @@ def test_values_that_are_not_finite_end_as_in_the_exact_sums(d, flow, number):
 
 def test_estimate_is_never_below_the_true_error(cases):
     smallest = np.inf
-    for seed in range(cases(100, 300)):
+    for seed in range(cases(50, 300)):
         found = random_clouds.errors(random_clouds.case(seed))
         smallest = min(smallest, *found)
         assert min(found) >= 1.0, (seed, found)

@@ -1,17 +1,14 @@
-"""The options of `wflow.solve`: how they are spelled, checked, and kept in run files."""
+"""The options of `wflow.solve`: how they are spelled, and kept in run files."""
 
-import dataclasses
 import json
 import re
 
-import h5py
 import numpy as np
 import pytest
-from run_layouts import same_bits, spoiled
+from run_layouts import same_bits
 
 import wflow
-from wflow import Compute, InputError, SaveAt
-from wflow.analysis.verify import verify
+from wflow import Compute, SaveAt
 from wflow.heads import OrnsteinUhlenbeck
 
 LAW = OrnsteinUhlenbeck(np.eye(3))
@@ -80,43 +77,3 @@ def test_a_rerun_keeps_the_options_that_are_not_changed(tmp_path):
     assert json.loads(other.attrs["config"])["compute"] == {"dtype": "float64"}
     assert json.loads(other.attrs["config"])["save"]["every"] == 2
     run.close()
-
-
-FLAT = {
-    "save": {
-        "every": "record_every", "snapshots": "snapshots", "paths": "snapshot_paths",
-        "heads": "save_heads", "budget": "ledger",
-    },
-    "compute": {name: name for name in ("dtype", "method", "tolerance", "backend", "device")},
-}  # fmt: skip
-
-
-def flat(config):
-    """A configuration as version 0.2 wrote it before its options were objects."""
-    found = {key: value for key, value in config.items() if key not in FLAT}
-    return found | {
-        FLAT[group][key]: value for group in FLAT for key, value in config[group].items()
-    }
-
-
-def flattened(file):
-    file.attrs["config"] = json.dumps(flat(json.loads(file.attrs["config"])))
-
-
-def test_a_file_with_a_flat_configuration_opens_verifies_and_runs_again(tmp_path):
-    out = tmp_path / "run.h5"
-    with wflow.solve(X, LAW, **RUN, save=SAVE, out=out) as run:
-        expected = run.load()
-    old = spoiled(out, tmp_path, flattened)
-    with h5py.File(old) as file:
-        assert json.loads(file.attrs["config"])["record_every"] == 2
-    with wflow.open(old) as opened, wflow.rerun(old) as again:
-        assert opened.attrs["config"] == expected.attrs["config"]
-        same_bits(again, expected)
-    report = verify(old)
-    assert report.passed, str(report)
-    with wflow.solve(X, LAW, **RUN, save=SAVE, out=old, if_exists="resume") as found:
-        same_bits(found, expected)
-    with pytest.raises(InputError, match=r"save\.every"):
-        save = dataclasses.replace(SAVE, every=1)
-        wflow.solve(X, LAW, **RUN, save=save, out=old, if_exists="resume")

@@ -1,5 +1,6 @@
 """Files of version 0.1.0, which have no digests, open, verify and run again."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -33,6 +34,9 @@ def test_a_run_of_version_0_1_0_opens_verifies_and_runs_again() -> None:
     assert any(check.passed is None and "0.1.0" in check.note for check in report.checks)
     with wflow.open(path) as ds, wflow.rerun(path) as again:
         same(ds, again)
+        config = json.loads(ds.attrs["config"])  # its options were not objects then
+    assert config["save"]["paths"] == [0] and config["save"]["budget"]
+    assert config["compute"] == {"dtype": "float64"} and "ledger" not in config
 
 
 def test_an_unfinished_run_of_version_0_1_0_is_read_and_not_resumed(tmp_path) -> None:

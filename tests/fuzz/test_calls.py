@@ -11,9 +11,6 @@ import dataclasses
 import functools
 import inspect
 import json
-import os
-import resource
-import signal
 import warnings
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -25,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray
+from bounds import Hangs, bounded, within
 
 import wflow
 from wflow import fits, heads, meanfield, sampling, sphere, stability, stationary, tokens
@@ -437,25 +435,6 @@ def out_of_scope(name: str, argument: str, value: Any) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def limits() -> Iterator[None]:
-    """Bound the memory, and end a call that hangs."""
-
-    def expire(*_: Any) -> None:
-        raise TimeoutError
-
-    with open("/proc/self/statm", encoding="ascii") as sizes:
-        used = int(sizes.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    handler = signal.signal(signal.SIGALRM, expire)
-    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-        signal.signal(signal.SIGALRM, handler)
-
-
 def is_numerical(warning: warnings.WarningMessage) -> bool:
     """Whether a warning comes from arithmetic or a deprecated use, not from a check of wflow."""
     text = str(warning.message)
@@ -483,9 +462,9 @@ def attempt(case: Case, arguments: dict[str, Any]) -> tuple[str | None, Any]:
     said = result = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
         try:
-            result = case.call(**arguments)
+            with within(SECONDS):
+                result = case.call(**arguments)
             if isinstance(result, float | np.ndarray) and np.isnan(result).any():
                 said = "returns NaN"
             if hasattr(result, "close"):
@@ -493,12 +472,10 @@ def attempt(case: Case, arguments: dict[str, Any]) -> tuple[str | None, Any]:
         except wflow.WflowError as error:
             if len(str(error)) > 1500:
                 said = f"a message of {len(str(error))} characters"
-        except TimeoutError:
+        except Hangs:
             said = f"takes more than {SECONDS:g} s"
         except BaseException as error:
             said = f"{type(error).__name__}: {error}"[:300]
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
     warned = [w for w in caught if is_numerical(w)]
     if said is None and warned:
         said = f"{warned[0].category.__name__}: {warned[0].message} ({warned[0].filename})"
@@ -545,7 +522,7 @@ def test_every_public_function_and_argument_is_fuzzed(valid):
 def test_calls_work_or_raise_an_error_of_wflow(valid, folder, monkeypatch, cases):
     monkeypatch.chdir(folder)
     names, wrong = sorted(valid), []
-    with limits():
+    with bounded(ROOM):
         for k in range(cases(250, 2500)):
             rng, name = np.random.default_rng([0, k]), names[k % len(names)]
             arguments = dict(valid[name].arguments)
@@ -619,7 +596,7 @@ def as_plain(result: Any) -> Any:
 def test_valid_values_in_other_forms_give_the_same_results(valid, folder, monkeypatch, cases):
     monkeypatch.chdir(folder)
     rng, most = np.random.default_rng(0), cases(1, 99)
-    with limits():
+    with bounded(ROOM):
         for name, case in valid.items():
             if name in SLOW or name.startswith("plots."):
                 continue

@@ -3,9 +3,7 @@
 import dataclasses
 import os
 import random
-import resource
 import shutil
-import signal
 import sys
 import traceback
 import typing
@@ -20,6 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from bounds import Hangs, bounded, within
 from run_layouts import STEERING, steers
 from scripts import NAMES as STUDIES
 from scripts import OF_NETWORKS, script
@@ -44,10 +43,6 @@ NAMES = ["", " ", ".", "..", "a" * 300, "a/" * 600, os.fsdecode(b"\xff\xfe"), "\
 
 class Accepted(BaseException):
     """The command line stood all checks: here the runs would begin."""
-
-
-class Hangs(BaseException):
-    """The command took too long."""
 
 
 @pytest.fixture
@@ -76,30 +71,6 @@ def hostile(tmp_path: Path) -> Path:
     for name in ("summary.h5", "summary.json"):  # of a study's folder, but foreign
         (folder / "folder" / name).write_text("mine")
     return folder
-
-
-@pytest.fixture
-def bounded() -> Iterator[None]:
-    """Let no command take all memory of the machine."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-@contextmanager
-def time_limit(seconds: int) -> Iterator[None]:
-    def end(*_: Any) -> None:
-        raise Hangs
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def snapshot(*folders: Path) -> dict[Path, tuple[int, int, int]]:
@@ -146,13 +117,9 @@ def words(rng: random.Random, hint: Any, hostile: Path) -> list[str]:
     return [rng.choice(pool) for _ in range(rng.choice([0, 1, 2, 3]) if many else 1)]
 
 
-def hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
-
-
 def flags(kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Names and types of the flags of a class, those of options such as `save.every` included."""
-    of = hints(kind)
+    of = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         name, hint = prefix + field.name.replace("_", "-"), of[field.name]
         if hint in (wflow.SaveAt, wflow.Compute):
@@ -191,7 +158,7 @@ def outcome(
     there = listing()
     capsys.readouterr()
     by_tyro, status = False, None
-    with time_limit(SECONDS), warnings.catch_warnings():
+    with within(SECONDS), bounded(MEMORY), warnings.catch_warnings():
         warnings.simplefilter("default")  # as in a separate process
         try:
             status = commands.guarded(run)
@@ -220,7 +187,7 @@ def outcome(
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_wrong_flag_of_a_study_is_a_message(
-    name, tmp_path, monkeypatch, capsys, cases, hostile, bounded
+    name, tmp_path, monkeypatch, capsys, cases, hostile
 ) -> None:
     if name in OF_NETWORKS:
         pytest.importorskip("torch")
@@ -272,7 +239,7 @@ def stop_at_runs(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
 
 
 def test_wrong_words_of_the_command_wflow_are_a_message(
-    tmp_path, monkeypatch, capsys, cases, hostile, bounded
+    tmp_path, monkeypatch, capsys, cases, hostile
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
@@ -280,15 +247,12 @@ def test_wrong_words_of_the_command_wflow_are_a_message(
     files = [str(file) for file in sorted(hostile.iterdir())]
     names = [*files, "/dev/null", "/dev/zero", "missing.h5", "/proc/self/mem", *NAMES]
     wrong = []
+    flag = {"plot": ["--out"], "verify": ["--tolerance"], "info": []}
     for number in range(cases(20, 150)):
-        command = rng.choice(["info", "plot", "verify"])
+        command = rng.choice([*flag])
         line = [command, names[number] if number < len(names) else rng.choice(names)]
         if rng.random() < 0.4:
-            line += {
-                "plot": ["--out", rng.choice(names)],
-                "verify": ["--tolerance", rng.choice(NUMBERS)],
-                "info": [rng.choice([*names, "--all"])],
-            }[command]
+            line += [*flag[command], rng.choice(NUMBERS if command == "verify" else names)]
         kept = [hostile] if command == "plot" else [tmp_path]
         also = (1,) if command == "verify" else ()  # the check failed
         _, fault = outcome(partial(commands.main, line), partial(snapshot, *kept), capsys, also)

@@ -29,32 +29,27 @@ def matrices(count: int, d: int, paths: int = 1) -> np.ndarray:
 
 @pytest.mark.parametrize("d", [2, 3])
 @pytest.mark.parametrize(
-    ("law", "options"),
+    "options",
     [
-        (lambda d: heads.OrnsteinUhlenbeck(np.eye(d), sigma2=2.0), {}),
-        (lambda d: heads.OrnsteinUhlenbeck(np.eye(d), sigma2=1.0), {"kappa": 0.2}),
-        (lambda d: heads.Oscillating(d), {"scheme": "rk4", "flow": "effective"}),
-        (lambda d: heads.Frozen(), {"flow": "unnormalised", "direction": "ascent"}),
-        (lambda d: heads.Frozen(), {"heads": lambda d: heads.QKV(*matrices(2, d, 3))}),
+        lambda d: {"law": heads.OrnsteinUhlenbeck(np.eye(d), sigma2=2.0)},
+        lambda d: {"law": heads.OrnsteinUhlenbeck(np.eye(d), sigma2=1.0), "kappa": 0.2},
+        lambda d: {"law": heads.Oscillating(d), "scheme": "rk4", "flow": "effective"},
+        lambda d: {"law": heads.Frozen(), "flow": "unnormalised", "direction": "ascent"},
+        lambda d: {"law": heads.Frozen(), "heads": heads.QKV(*matrices(2, d, 3))},
     ],
 )
-def test_a_fast_run_keeps_every_number_of_the_exact_one_within_the_tolerance(d, law, options):
-    x0, options = tokens.uniform(300, d, seed=1), SHORT | options
-    if callable(options["heads"]):
-        options = options | {"heads": options["heads"](d)}
-    runs = {
-        method: wflow.solve(x0, law(d), **options, compute=wflow.Compute(method=method))
-        for method in ("exact", "fast")
-    }
-    assert "sum_error" not in runs["exact"]
-    error = runs["fast"]["sum_error"]
-    assert error.dims == ("path", "time")
-    assert ((error > 0) & (error <= 1e-10)).all()
-    for name in runs["exact"].data_vars:
+def test_a_fast_run_keeps_every_number_of_the_exact_one_within_the_tolerance(d, options):
+    given = SHORT | {"x0": tokens.uniform(300, d, seed=1)} | options(d)
+    exact, fast = (
+        wflow.solve(**given, compute=wflow.Compute(method=method)) for method in ("exact", "fast")
+    )
+    assert "sum_error" not in exact
+    error = fast["sum_error"]
+    assert error.dims == ("path", "time") and ((error > 0) & (error <= 1e-10)).all()
+    for name in exact.data_vars:
         np.testing.assert_allclose(
-            runs["fast"][name].values, runs["exact"][name].values, rtol=1e-9, atol=1e-9,
-            err_msg=name,
-        )  # fmt: skip
+            fast[name].values, exact[name].values, rtol=1e-9, atol=1e-9, err_msg=name
+        )
 
 
 def test_auto_is_exact_for_few_tokens_and_the_file_is_that_of_exact_sums():

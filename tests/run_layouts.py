@@ -1,12 +1,8 @@
 """Small run files for the tests of what writes and reads them."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +17,6 @@ from wflow.runs.schema import VARIABLES, RunLayout, dataset_attrs
 from wflow.runs.store import RunWriter
 
 CONFIG = {"law": {"name": "Frozen", "rate": 1.0}, "heads": 2, "seed": 3}
-ROOT = Path(__file__).parents[1]
 
 
 def a_layout(**changes) -> RunLayout:
@@ -127,14 +122,3 @@ def escapes(file: h5py.File) -> None:
         file[name].attrs["units"] = STEERING
         file[name].attrs[f"mine{STEERING}"] = STEERING
     file.create_dataset(f"mine{STEERING}\nforged", data=3.0).attrs["long_name"] = STEERING
-
-
-def in_child(code: str, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT / "tests",
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
-        timeout=120,
-    )

@@ -174,6 +174,11 @@ def test_a_line_through_signed_samples_is_that_of_their_means():
     assert line.slopes == pytest.approx(again)
 
 
+def test_a_line_over_x_whose_squares_overflow_has_its_slope():
+    x, y = np.array([0.0, 1.0, 2.0]), np.array([[1.0, 1.0], [3.0, 3.0], [5.0, 5.0]])
+    assert fits.line(1e200 * x, y).slope == pytest.approx(2e-200, rel=1e-14)
+
+
 def test_the_interval_is_undefined_where_a_resample_leaves_the_domain():
     line = fits.line([0.0, 1.0], [[3.0, -1.0], [2.0, 2.0]], of=np.log)
     assert np.isfinite(line.slope) and np.all(np.isnan(line.slope_ci))

@@ -261,24 +261,19 @@ def test_no_text_of_a_file_steers_the_terminal(runs, tmp_path, capsys):
 
 
 def test_commands_work_in_an_ascii_locale(runs, tmp_path):
-    names = [b"gr\xc3\xb6\xc3\x9fe.h5", b"\xff $(x)'.h5"]
-    for name in names:
-        shutil.copy(runs["bare"], tmp_path / os.fsdecode(name))
-    code = "import sys\nfrom wflow.cli import main\n"
-    code += "for line in sys.stdin.buffer.read().split(b'\\n'):\n"
-    code += "    words = line.decode('ascii', 'surrogateescape').split('\\t')\n"
-    code += "    assert main(words) == 0, words\n"
-    words = [(b"info", names[0]), (b"verify", names[0]), (b"plot", names[1]), (b"study", b"list")]
-    lines = [b"\t".join(pair) for pair in words] + [b"report\t" + name for name in names]
+    file = os.fsdecode(b"gr\xc3\xb6\xc3\x9fe.h5")
+    shutil.copy(runs["bare"], tmp_path / file)
+    code = "import os\nfrom wflow.cli import main\n(file,) = os.listdir()\n"
+    code += "for name in ('info', 'verify', 'report'): assert main([name, file]) == 0, name\n"
+    code += "assert main(['study', 'list']) == 0"
     ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", code], input=b"\n".join(lines), capture_output=True, cwd=tmp_path,
+        [sys.executable, "-c", code], capture_output=True, cwd=tmp_path,
         env=os.environ | ascii_locale | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
-    assert b"gr\\xf6\\xdfe.html" in done.stdout and done.stdout.isascii()
-    page = (tmp_path / os.fsdecode(b"gr\xc3\xb6\xc3\x9fe.html")).read_text(encoding="utf-8")
-    assert "größe.h5" in page
+    assert b"gr\\xf6\\xdfe.h5" in done.stdout and done.stdout.isascii()
+    assert "größe.h5" in (tmp_path / file).with_suffix(".html").read_text(encoding="utf-8")
 
 
 def test_a_summary_is_refused_with_the_name_of_a_run_that_is_there(runs, tmp_path, capsys):
@@ -299,16 +294,14 @@ def test_an_empty_name_is_not_the_current_folder(words, capsys):
     assert stop.value.code == 2 and "it is empty" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_outside_a_run_is_a_message_and_a_status(number):
+def test_a_signal_outside_a_run_is_a_message_and_a_status():
     code = "def main():\n    print('begun', flush=True)\n    import time; time.sleep(60)\n"
     process = child(code)
     assert process.stdout.readline() == "begun\n"
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    name = signal.Signals(number).name
-    assert err == f"wflow: {name} ended the command; what it had written before is kept\n"
-    assert process.returncode == 128 + number
+    assert err == "wflow: SIGTERM ended the command; what it had written before is kept\n"
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_a_second_signal_ends_a_command_that_does_not_heed_the_first():

@@ -6,26 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
-from run_layouts import finished, spoiled
-from test_damage import huge
 
 import wflow
 from wflow import InputError
 from wflow._core import memory
 
 Cases = Callable[[int, int], int]
-BLOCK = bytes(2**20)
 MOST = 110  # MB that may be taken: what is always admitted, and the buffers of the libraries
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def imported() -> None:
-    """Import what reads files: modules take memory, too."""
-    _ = wflow.report
 
 
 @contextmanager
@@ -45,7 +35,7 @@ def little_memory() -> Iterator[None]:
     assert megabytes("VmHWM") - before < MOST
 
 
-def npz(path: Path, shape: tuple[int, ...], block: bytes = BLOCK) -> None:
+def npz(path: Path, shape: tuple[int, ...], block: bytes = bytes(2**20)) -> Path:
     """A packed array of these numbers, again and again."""
     about = {"descr": "<f8", "fortran_order": False, "shape": shape}
     with (
@@ -55,54 +45,35 @@ def npz(path: Path, shape: tuple[int, ...], block: bytes = BLOCK) -> None:
         np.lib.format.write_array_header_1_0(file, about)
         for _ in range(8 * int(np.prod(shape)) // len(block)):
             file.write(block)
+    return path
 
 
-def report_of_histories(folder: Path, size: int) -> None:
-    """Columns of a history that claim 10,000,000 numbers each, and have none."""
-    (folder / "net-0").mkdir()
-    with h5py.File(folder / "net-0" / "metrics.h5", "w") as file:
-        for name in ("step", *(f"loss{k}" for k in range(1 + size // 80))):
-            file.create_dataset(name, (10**7,), "f8", chunks=(10**6,), fillvalue=1.0)
-    wflow.report(folder)
-
-
-def other_arrays(folder: Path, size: int) -> None:
-    """An array that nobody asked for."""
-    npz(folder / "a.npz", (size * 2**17,))
-    wflow.tokens.load(folder / "a.npz")
-
-
-def constant_column(folder: Path, size: int) -> None:
+def parquet(path: Path, size: int) -> Path:
     arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    half = arrow.table({"x": np.zeros(size * 2**16), "y": np.zeros(size * 2**16)})
-    parquet.write_table(half, folder / "a.parquet")
-    wflow.tokens.load(folder / "a.parquet")
+    files = pytest.importorskip("pyarrow.parquet")
+    files.write_table(arrow.table({"x": np.zeros(size), "y": np.zeros(size)}), path)
+    return path
 
 
-def run_of_huge_sizes(folder: Path, size: int) -> None:
-    """Energies of gigabytes that are not stored."""
-    spoiled(finished(folder / "a.h5"), folder, huge)
-    wflow.open(folder / "spoiled.h5")
-
-
-@pytest.mark.parametrize("bomb", [run_of_huge_sizes, report_of_histories, other_arrays])
-def test_a_small_file_takes_little_memory(bomb, tmp_path: Path, cases: Cases) -> None:
+def test_an_array_that_nobody_asked_for_takes_little_memory(tmp_path: Path, cases: Cases) -> None:
+    file = npz(tmp_path / "a.npz", (cases(200, 1500) * 2**17,))
     with little_memory(), pytest.raises(InputError):
-        bomb(tmp_path, cases(200, 1500))
+        wflow.tokens.load(file)
 
 
 def test_rows_of_a_packed_array_take_memory_for_themselves(tmp_path: Path, cases: Cases) -> None:
     block = np.random.default_rng(0).standard_normal((4, 8))
-    npz(tmp_path / "a.npz", (cases(120, 1500) * 2**14, 8), block.tobytes() * 2**12)
+    file = npz(tmp_path / "a.npz", (cases(120, 1500) * 2**14, 8), block.tobytes() * 2**12)
     with little_memory():
-        found = wflow.tokens.load(tmp_path / "a.npz", n=5)
+        found = wflow.tokens.load(file, n=5)
     unit = block / np.linalg.norm(block, axis=1, keepdims=True)
     assert all(np.isclose(unit, token).all(axis=1).any() for token in found)
 
 
-@pytest.mark.parametrize("bomb", [other_arrays, constant_column])
-def test_what_memory_has_no_room_for_is_refused(bomb, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("name", ["a.npz", "a.parquet"])
+def test_what_memory_has_no_room_for_is_refused(name, tmp_path, monkeypatch) -> None:
+    file, rows = tmp_path / name, 20 * 2**16
+    _ = npz(file, (rows, 2)) if name == "a.npz" else parquet(file, rows)
     monkeypatch.setattr(memory, "free_memory", lambda: 2e6)
     with pytest.raises(InputError):
-        bomb(tmp_path, 20)
+        wflow.tokens.load(file)

@@ -11,9 +11,6 @@ import dataclasses
 import functools
 import inspect
 import json
-import os
-import resource
-import signal
 import warnings
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -25,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray
+from bounds import Hangs, bounded, within
 
 import wflow
 from wflow import fits, heads, meanfield, sampling, sphere, stability, stationary, tokens
@@ -362,67 +360,28 @@ def table(folder: Path) -> dict[str, Case]:
     }
 
 
-def fails(*_: Any, **__: Any) -> Any:
-    raise ZeroDivisionError
-
-
-HOOKS = ("array", "len", "index", "float", "fspath", "bool", "repr")
-Breaks = type("Breaks", (), {f"__{name}__": fails for name in HOOKS})  # fails whatever is asked
-
-
-class Pretends:
-    """An object that answers with something else than it is asked for."""
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        return [1.0, 2.0]
-
-    def __len__(self) -> int:
-        return 2**62
-
-    def __getitem__(self, k: int) -> int:
-        return k
-
-    def __float__(self) -> float:
-        return 0.5
-
-    def __fspath__(self) -> Any:
-        return b"\xff"
-
-
-class Nested:
-    """An object whose array is one of objects."""
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        return np.array([None, "a"], dtype=object)
-
-
-HUGE = [2**31, 2**40, 2**62, 2**63, 2**70, -(2**70), 10**400, 1e150, 1e308, -1e308]
-SMALL = [0, -1, 1, 2, 7, 3.7, -2.5, 1e-300, 5e-324, -0.0, float("nan"), float("inf"), -float("inf")]
+HUGE = [2**31, 2**62, 2**63, -(2**70), 10**400, 1e150, 1e308]
+SMALL = [0, -1, 1, 2, 7, 3.7, -2.5, 5e-324, -0.0, float("nan"), float("inf"), -float("inf")]
 NUMPY = [
-    np.int64(3), np.int8(-1), np.uint64(2**63), np.float32(0.5), np.float16(0.1), np.bool_(True),
-    np.longdouble("1e4000"), np.complex128(1j), np.str_("1"), np.datetime64("2020-01-01"),
-    np.timedelta64(3, "s"), np.array(3), np.array(0.5), np.array("a"), np.array([]), np.ma.masked,
-    np.array([[1.0, 2.0]]), np.array([True, False]),
+    np.int64(3), np.uint64(2**63), np.float32(0.5), np.float16(0.1), np.bool_(True),
+    np.longdouble("1e4000"), np.complex128(1j), np.str_("1"), np.timedelta64(3, "s"), np.array(3),
+    np.array("a"), np.array([]), np.ma.masked, np.array([[1.0, 2.0]]), np.array([True, False]),
 ]  # fmt: skip
-TEXTS = ["", ".", "..", "1", "0.5", "abc", "\0", "\ud800", "x" * 300, "a/" * 3000, "x.partial"]
-TEXTS += ["no/such/folder/x.h5", "softmax", "exact", "final", "mean", "cross-polytope", "true"]
+TEXTS = ["", ".", "1", "abc", "\0", "\ud800", "x" * 300, "a/" * 3000, "no/such/folder/x.h5"]
+TEXTS += ["softmax", "exact", "final", "mean", "cross-polytope"]
 OTHERS = [
-    None, True, False, 1j, b"1", b"\xff", [], (), {}, [1, 2], [1, "2"], [[1], [1, 2]], {1: 2},
-    {1.5}, range(3), object(), Breaks(), Pretends(), Nested(), len, int, Decimal("1.5"),
-    Fraction(1, 2), Path("x"), Path("/"), slice(3), np, Frozen(), [None], ["a", "b"],
+    None, True, 1j, b"\xff", [], (), {}, [1, 2], [1, "2"], [[1], [1, 2]], {1: 2}, {1.5}, range(3),
+    object(), len, int, Decimal("1.5"), Fraction(1, 2), Path("x"), Path("/"), np, Frozen(), [None],
 ]  # fmt: skip
 ANY = [*HUGE, *SMALL, *NUMPY, *TEXTS, *OTHERS]  # what takes the place of any argument
 
 
-def layouts(array: np.ndarray, folder: Path) -> list[np.ndarray]:
+def layouts(array: np.ndarray) -> list[Any]:
     """Arrays of the same numbers, laid out in other ways."""
     frozen = array.copy()
     frozen.flags.writeable = False
-    mapped = np.memmap(folder / "memmap", dtype=float, mode="w+", shape=array.shape or (1,))
-    mapped = mapped.reshape(array.shape)
-    mapped[...] = array
     return [
-        np.asfortranarray(array), np.repeat(array, 2, axis=0)[::2], frozen, mapped,
+        np.asfortranarray(array), np.repeat(array, 2, axis=0)[::2], frozen,
         array.astype(array.dtype.newbyteorder()), array[::-1].copy()[::-1], np.ma.array(array),
         array.astype(np.longdouble), array.tolist(),
     ]  # fmt: skip
@@ -431,54 +390,37 @@ def layouts(array: np.ndarray, folder: Path) -> list[np.ndarray]:
 def spoiled(array: np.ndarray, rng: np.random.Generator) -> list[Any]:
     """Arrays of another type, shape or content."""
     place = tuple(rng.integers(size) for size in array.shape) if array.size else ()
-    with_one = {}
-    for value in (np.nan, np.inf, -np.inf, 1e200, 0.0):
-        with_one[value] = array.copy()
-        with_one[value][place] = value
-    mask = np.zeros(array.shape, bool)
-    mask[place] = True
-    wide = np.broadcast_to(0.5, (2**40, *array.shape[1:]))
+    found: list[Any] = []
+    for value in (np.nan, np.inf, 1e200, 0.0):
+        found.append(array.copy())
+        found[-1][place] = value
     with np.errstate(over="ignore", invalid="ignore"):
-        types = [array.astype(kind) for kind in ("f4", "f2", "i8", "u1", "c16", "U", "S", "O", "?")]
+        found += [array.astype(kind) for kind in ("f4", "f2", "i8", "c16", "U", "O", "?")]
     return [
-        *types, *with_one.values(), np.ma.array(array, mask=mask), wide,
-        [np.ma.array(row, mask=True) for row in array], np.asarray(array).astype("M8[s]"),
-        np.zeros(array.shape, [("a", "f8"), ("b", "i4")]), array[:0], array[..., :0], array[0],
-        array[:1], array[None], array[..., None], array.T, array[:, None], array.ravel(),
+        *found, np.ma.masked_equal(array, array.flat[0] if array.size else 0), array[:0],
+        np.broadcast_to(0.5, (2**40, *array.shape[1:])), np.zeros(array.shape, [("a", "f8")]),
+        array[..., :0], array[0], array[:1], array[None], array[..., None], array.T, array.ravel(),
         np.concatenate([array, array]), np.zeros_like(array), array * 1e150, array * 1e-200,
-        array * 1e16, array * 1e4, -array, [*array.tolist()[:1], None], np.array(0.5),
-        array + 1e-6, array[::-1], array * (1 + 1e-12),
+        array * 1e4, -array, [*array.tolist()[:1], None], array + 1e-6, array[::-1],
     ]  # fmt: skip
 
 
-def spoiled_run(ds: Any) -> list[Any]:
-    """Runs that lack something."""
-    text = ds.assign_attrs(config="{")
-    bare = ds.drop_vars(["tokens", "density"], errors="ignore")
-    one = ds["centres" if "centres" in ds else "initial_tokens"]
-    parts = [
-        {"time": slice(0, 0)}, {"snapshot": slice(0, 0)}, {"path": slice(0, 0)},
-        {"snapshot_path": slice(0, 0)}, {"snapshot": slice(0, 1)}, {"axis": slice(0, 2)},
-    ]  # fmt: skip
-    return [
-        bare, ds.drop_attrs(), text, ds.assign_attrs(config="[]"), one,
-        *(ds.isel(part, missing_dims="ignore") for part in parts),
-        ds * 1e3, ds * np.nan, *runs().values(),
-    ]  # fmt: skip
-
-
-def replacement(value: Any, rng: np.random.Generator, folder: Path) -> Any:
+def replacement(value: Any, rng: np.random.Generator) -> Any:
     """Something to pass in the place of a valid value."""
     choices: list[Any] = ANY
     if isinstance(value, np.ndarray) and rng.random() < 0.75:
-        choices = layouts(value, folder) if rng.random() < 0.25 else spoiled(value, rng)
+        choices = layouts(value) if rng.random() < 0.25 else spoiled(value, rng)
     elif isinstance(value, dict) and rng.random() < 0.5:
-        keys = list(value)
-        broken = dict(value)
-        broken[keys[rng.integers(len(keys))]] = choices[rng.integers(len(choices))]
-        choices = [broken, {key: value[key] for key in keys[1:]}, {}]
+        first, *others = value
+        broken = value | {first: choices[rng.integers(len(choices))]}
+        choices = [broken, {key: value[key] for key in others}, {}]
     elif hasattr(value, "data_vars") and rng.random() < 0.5:
-        choices = spoiled_run(value)
+        parts = [{"time": slice(0)}, {"snapshot": slice(0)}, {"path": slice(0)}]
+        choices = [
+            value.drop_vars(["tokens", "density"], errors="ignore"), value.drop_attrs(),
+            value.assign_attrs(config="{"), value * np.nan, *runs().values(),
+            *(value.isel(part, missing_dims="ignore") for part in parts),
+        ]  # fmt: skip
     return choices[rng.integers(len(choices))]
 
 
@@ -491,25 +433,6 @@ def out_of_scope(name: str, argument: str, value: Any) -> bool:
     ):  # fmt: skip
         return isinstance(value, int | np.integer) and value >= 2**31
     return False
-
-
-@contextlib.contextmanager
-def limits() -> Iterator[None]:
-    """Bound the memory, and end a call that hangs."""
-
-    def expire(*_: Any) -> None:
-        raise TimeoutError
-
-    with open("/proc/self/statm", encoding="ascii") as sizes:
-        used = int(sizes.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    handler = signal.signal(signal.SIGALRM, expire)
-    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-        signal.signal(signal.SIGALRM, handler)
 
 
 def is_numerical(warning: warnings.WarningMessage) -> bool:
@@ -539,9 +462,9 @@ def attempt(case: Case, arguments: dict[str, Any]) -> tuple[str | None, Any]:
     said = result = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
         try:
-            result = case.call(**arguments)
+            with within(SECONDS):
+                result = case.call(**arguments)
             if isinstance(result, float | np.ndarray) and np.isnan(result).any():
                 said = "returns NaN"
             if hasattr(result, "close"):
@@ -549,12 +472,10 @@ def attempt(case: Case, arguments: dict[str, Any]) -> tuple[str | None, Any]:
         except wflow.WflowError as error:
             if len(str(error)) > 1500:
                 said = f"a message of {len(str(error))} characters"
-        except TimeoutError:
+        except Hangs:
             said = f"takes more than {SECONDS:g} s"
         except BaseException as error:
             said = f"{type(error).__name__}: {error}"[:300]
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
     warned = [w for w in caught if is_numerical(w)]
     if said is None and warned:
         said = f"{warned[0].category.__name__}: {warned[0].message} ({warned[0].filename})"
@@ -601,16 +522,16 @@ def test_every_public_function_and_argument_is_fuzzed(valid):
 def test_calls_work_or_raise_an_error_of_wflow(valid, folder, monkeypatch, cases):
     monkeypatch.chdir(folder)
     names, wrong = sorted(valid), []
-    with limits():
+    with bounded(ROOM):
         for k in range(cases(250, 2500)):
             rng, name = np.random.default_rng([0, k]), names[k % len(names)]
             arguments = dict(valid[name].arguments)
             open_ones = [argument for argument in arguments if (name, argument) not in TEXT]
             swapped = rng.permutation(open_ones)[: 1 + (rng.random() < 0.3)]
             for argument in swapped:
-                value = replacement(arguments[argument], rng, folder)
+                value = replacement(arguments[argument], rng)
                 while out_of_scope(name, argument, value):
-                    value = replacement(arguments[argument], rng, folder)
+                    value = replacement(arguments[argument], rng)
                 arguments[argument] = value
                 if isinstance(value, int | float) and abs(value) > 1e9:
                     break  # one huge number at a time: two may ask for what fits, but takes long
@@ -621,10 +542,10 @@ def test_calls_work_or_raise_an_error_of_wflow(valid, folder, monkeypatch, cases
     assert not wrong, "\n".join(wrong)
 
 
-def forms(value: Any, folder: Path) -> list[Any]:
+def forms(value: Any) -> list[Any]:
     """A valid value in other forms that mean the same."""
     if isinstance(value, np.ndarray):
-        return [*layouts(value, folder), value.astype(object)]
+        return [*layouts(value), value.astype(object)]
     if type(value) is bool:
         return [np.bool_(value)]
     if type(value) is int:
@@ -635,23 +556,18 @@ def forms(value: Any, folder: Path) -> list[Any]:
     return [np.float64(value), np.longdouble(value), np.float32(value), *decimals]
 
 
-def strangers(name: str, argument: str, value: Any) -> list[Any]:
+def strangers(name: str, value: Any) -> list[Any]:
     """What may look like a valid value of its kind, and must be refused."""
     if isinstance(value, np.ndarray):
         mask = np.zeros(value.shape, bool)
         mask.flat[0] = True
-        kinds = ("U", "M8[s]", "c16", "?")
         unset = value.astype(object)
         unset.flat[0] = None
-        return [
-            np.ma.array(value, mask=mask),
-            [np.ma.array(value, mask=mask)[0]],
-            *(value.astype(int).astype(kind) for kind in kinds),
-            *(value.astype(kind).astype(object) for kind in ("U", "c16", "?")),
-            unset,
-        ]
+        masked = np.ma.array(value, mask=mask)
+        kinds = [value.astype(int).astype(kind) for kind in ("U", "M8[s]", "c16", "?")]
+        return [masked, [masked[0]], unset, *kinds, value.astype("U").astype(object)]
     if type(value) is bool:
-        return ["no", "False", 0, 1, 0.0, np.int64(1), [True], None]
+        return ["no", 0, 1, 0.0, np.int64(1), [True], None]
     if type(value) in (int, float):
         strange = ["1", b"1", True, np.bool_(True), 1j, np.ma.masked, np.timedelta64(1, "s")]
         return [*strange, float("nan")] if name != "fits.json_number" else strange
@@ -680,13 +596,13 @@ def as_plain(result: Any) -> Any:
 def test_valid_values_in_other_forms_give_the_same_results(valid, folder, monkeypatch, cases):
     monkeypatch.chdir(folder)
     rng, most = np.random.default_rng(0), cases(1, 99)
-    with limits():
+    with bounded(ROOM):
         for name, case in valid.items():
             if name in SLOW or name.startswith("plots."):
                 continue
             expected = as_plain(case.call(**case.arguments))
             for argument, value in case.arguments.items():
-                others = forms(value, folder)
+                others = forms(value)
                 for k in rng.permutation(len(others))[:most]:
                     form = others[k]
                     given = {**case.arguments, argument: form}
@@ -700,7 +616,7 @@ def test_what_is_no_number_no_switch_and_no_array_is_refused(valid, folder, monk
     taken = []
     for name, case in valid.items():
         for argument, value in case.arguments.items():
-            for strange in strangers(name, argument, value):
+            for strange in strangers(name, value):
                 with contextlib.suppress(wflow.InputError):
                     case.call(**{**case.arguments, argument: strange})
                     taken.append(f"{name}: {argument} = {shown(strange)}")

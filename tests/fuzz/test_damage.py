@@ -1,6 +1,5 @@
 """Run files that are damaged, foreign or hostile: detected, refused, and never replaced."""
 
-import json
 import os
 import random
 import shutil
@@ -22,7 +21,7 @@ from wflow.particles.integrate import ParticleRun
 from wflow.particles.problem import problem_of, problem_of_task
 from wflow.runs import driver
 from wflow.runs.read import checkpoint_of, former_of, partial_of
-from wflow.runs.schema import config_text, dataset_attrs
+from wflow.runs.schema import dataset_attrs
 
 Cases = Callable[[int, int], int]
 OPTIONS = {
@@ -75,7 +74,7 @@ def test_every_flipped_bit_of_a_finished_file_is_detected_or_changes_nothing(
                 values.append((place, file[name].nbytes))
     around = [(0, whole.stat().st_size), (0, 2048), (0, min(place for place, _ in values))]
     spans, rng, missed = [*values, *around], random.Random(1), []
-    for k in range(cases(50, 400)):  # as many in every part of the file, however small
+    for k in range(cases(30, 400)):  # as many in every part of the file, however small
         offset, size = spans[k % len(spans)]
         bit = 8 * (offset + rng.randrange(size)) + rng.randrange(8)
         copy = Path(shutil.copy(whole, tmp_path / "run.h5"))
@@ -138,8 +137,8 @@ def test_a_change_before_the_checkpoint_is_named_at_the_resume(tmp_path: Path, n
         solve(out, if_exists="resume")
 
 
-def in_parts(out: Path, how: str = "error") -> Run:
-    return Run(problem_of_task({"x0": X0, **OPTIONS, "out": out}), out, how)
+def in_parts(out: Path, if_exists: str = "error") -> Run:
+    return Run(problem_of_task({"x0": X0, **OPTIONS, "out": out}), out, if_exists)
 
 
 def test_a_damaged_part_is_refused_at_the_merge_and_computed_again(
@@ -163,71 +162,21 @@ def test_a_damaged_part_is_refused_at_the_merge_and_computed_again(
     assert os.listdir(tmp_path) == ["run.h5"] and verify(run.out).passed
 
 
-def config(**changes: object) -> Callable[[h5py.File], None]:
-    def act(file: h5py.File) -> None:
-        held = json.loads(file.attrs["config"])
-        for key, value in changes.items():
-            inner, _, name = key.rpartition("__")
-            (held[inner] if inner else held)[name] = value
-        file.attrs["config"] = config_text(held)
-
-    return act
-
-
-TIES: list[dict[str, object]] = [
-    {"law__rate": 1.5}, {"law__mean": (2 * np.eye(3)).tolist()}, {"law__sigma2": 1.0},
-    {"law__exact": True}, {"flow": "effective"}, {"direction": "ascent"}, {"dt": 0.02}, {"seed": 6},
-    {"x0": {"shape": [5, 3], "sha256": "0" * 64}}, {"heads": 3}, {"kappa": 0.1}, {"paths": 4},
-    {"t_final": 0.11}, {"save__paths": [0, 1]}, {"save__snapshots": [0.0, 0.06, 0.12]},
-    {"save__heads": False}, {"save__every": 2}, {"compute__dtype": "float32"},
-]  # fmt: skip
-
-
-def test_a_configuration_that_is_not_that_of_the_data_fails_even_without_digests(
-    whole: Path, tmp_path: Path, cases: Cases
-) -> None:
-    assert verify(spoiled(whole, tmp_path, lambda file: None)).passed
-    for changes in TIES[:: cases(4, 1)]:
-        assert detected(spoiled(whole, tmp_path, config(**changes))), changes
-
-
-def huge(file: h5py.File) -> None:
-    """Ten gigabytes of energies in a few bytes."""
-    sizes = {"path": 10**4, "time": 125_000}
-    for name in list(file):
-        del file[name]
-    file.flush()
-    for name, size in sizes.items():
-        file.create_dataset(name, (size,), "<i8" if name == "path" else "<f8").make_scale(name)
-    for name in ("energy", "work_weights"):
-        data = file.create_dataset(name, tuple(sizes.values()), "<f8", fillvalue=1.0)
-        for dim, scale in zip(data.dims, sizes, strict=True):
-            dim.attach_scale(file[scale])
-
-
 UNREADABLE: dict[str, Callable[[h5py.File], object]] = {
     "text variable": lambda f: f.create_dataset("words", data="hello"),
-    "dt as text": config(dt="0.01"),
-    "law unknown": config(law={"name": "Frozen", "rate": [1]}),
     "config null": lambda f: f.attrs.__setitem__("config", "null"),
     "seed missing": lambda f: f.attrs.__delitem__("seed"),
     "time unsorted": lambda f: f["time"].write_direct(np.array(f["time"][:])[::-1].copy()),
-    "huge sizes": huge,
 }
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
 @pytest.mark.filterwarnings("ignore")
-def test_verify_and_info_say_what_is_wrong_with_a_file(
-    whole: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_and_info_say_what_is_wrong_with_a_file(whole, tmp_path, name, capsys) -> None:
     path = spoiled(whole, tmp_path, UNREADABLE[name])
     for command in ("verify", "info"):
         assert main([command, str(path)]) in (0, 1, 2)
         assert "Traceback" not in capsys.readouterr().err
-    if name == "huge sizes":
-        with pytest.raises(wflow.RunFileError):
-            wflow.open(path)
 
 
 def foreign_hdf5(path: Path) -> None:
@@ -237,7 +186,6 @@ def foreign_hdf5(path: Path) -> None:
 
 FOREIGN: dict[str, Callable[[Path], object]] = {
     "text": lambda path: path.write_text("my notes"),
-    "empty": lambda path: path.touch(),
     "HDF5": foreign_hdf5,
     "directory": lambda path: path.mkdir(),
     "link": lambda path: path.symlink_to(path.parent / "elsewhere.h5"),
@@ -272,28 +220,17 @@ def test_nothing_foreign_is_replaced_or_removed(
         assert look() == before
 
 
-@pytest.mark.parametrize("kind", ["parts", "manifest", "link", "text"])
-def test_a_folder_of_parts_that_wflow_did_not_make_stays_as_it_is(
-    tmp_path: Path, kind: str
-) -> None:
-    out, folder, other = tmp_path / "run.h5", tmp_path / "run.h5.parts", tmp_path / "other"
-    other.mkdir()
-    (other / "00000-00003.h5").write_text("my notes")
-    if kind in ("parts", "manifest"):
-        shutil.copytree(other, folder)
-    if kind == "manifest":
-        (folder / "run.json").write_text("also mine")
-    if kind == "link":
-        folder.symlink_to(other)
-    if kind == "text":
-        folder.write_text("x")
-    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+@pytest.mark.parametrize("name", ["00000-00003.h5", "run.json"])
+def test_a_folder_of_parts_that_wflow_did_not_make_stays_as_it_is(tmp_path, name) -> None:
+    out, file = tmp_path / "run.h5", tmp_path / "run.h5.parts" / name
+    file.parent.mkdir()
+    file.write_text("my notes")
     for how in ("error", "overwrite"):
-        with pytest.raises(wflow.RunFileError):
-            solve(out, if_exists=how)
-        with pytest.raises(wflow.RunFileError):
-            in_parts(out, how)
-    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+        for start in (solve, in_parts):
+            with pytest.raises(wflow.RunFileError):
+                start(out, if_exists=how)
+    assert list(file.parent.iterdir()) == [file] and file.read_text() == "my notes"
+    assert not out.exists()
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_with_resume(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_run_in_a_fork_is_resumed_to_the_bit(
     tmp_path: Path, cases: Callable[[int, int], int]
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tmp_path), "0", str(cases(3, 60))],
+        [sys.executable, "-c", DRIVER, str(tmp_path), "0", str(cases(2, 60))],
         env=os.environ | {"NUMBA_NUM_THREADS": "2"},
         capture_output=True,
         text=True,

@@ -60,15 +60,14 @@ DRAWN = ("last.png", "last.pdf")
 FILES = {*RUNS, *DRAWN, "summary.h5", "summary.json", "summary.md", "report.html"}
 
 
-def start(out: Path, *more: str) -> subprocess.Popen[str]:
-    script = out.parent / "trial.py"  # a file, for the processes of workers
-    script.write_text(STUDY)
-    command = [sys.executable, str(script), "--threads", "1", "--out", str(out), *more]
+def start(out: Path, resume: bool = False) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", STUDY, "--threads", "1", "--out", str(out)]
+    command += ["--resume"] if resume else []
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def finish(out: Path, *more: str) -> None:
-    process = start(out, *more)
+def finish(out: Path, resume: bool = False) -> None:
+    process = start(out, resume)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
 
@@ -109,9 +108,9 @@ def check_summary(out: Path) -> None:
         assert {file.name for file in out.iterdir()} >= FILES - {"report.html"}
 
 
-def cut_short(out: Path, number: signal.Signals, after: float, *more: str) -> bool:
+def cut_short(out: Path, number: signal.Signals, after: float, resume: bool) -> bool:
     """Start the study and send it a signal after some seconds; whether it had ended before."""
-    process = start(out, *more)
+    process = start(out, resume)
     try:
         process.wait(after)
     except subprocess.TimeoutExpired:
@@ -125,33 +124,21 @@ def cut_short(out: Path, number: signal.Signals, after: float, *more: str) -> bo
     return process.returncode == 0
 
 
-def kill_and_resume(out: Path, whole: tuple[Path, float], seed: int, *more: str) -> None:
+def kill_and_resume(out: Path, whole: tuple[Path, float], seed: int) -> None:
     rng = random.Random(seed)
     done, seconds = False, whole[1]
     for count in range(rng.randint(1, 3) if seed >= 3 else 1):
         number = rng.choice([signal.SIGKILL, signal.SIGTERM])
-        resume = ["--resume"] if count else []
-        done = cut_short(out, number, rng.uniform(0.05, 1.1 * seconds), *resume, *more)
+        done = cut_short(out, number, rng.uniform(0.05, 1.1 * seconds), resume=count > 0)
         if out.exists():
             check_summary(out)
         if done:
             break
     if not done:
-        finish(out, "--resume", *more)
+        finish(out, resume=True)
     check_same(out, whole[0])
 
 
 def test_a_study_killed_at_random_moments_resumes_to_the_same_bits(tmp_path, whole, cases) -> None:
     for seed in range(cases(1, 14)):
         kill_and_resume(tmp_path / f"study{seed}", whole, seed)
-
-
-def test_a_study_with_workers_killed_at_random_moments_resumes_to_the_same_bits(
-    tmp_path, whole, cases
-) -> None:
-    pytest.importorskip("distributed", reason="the extra dask is not installed")
-    if not cases(0, 1):
-        pytest.skip("with --long: workers are slow to start")
-    path, seconds = whole
-    for seed in range(100, 110):
-        kill_and_resume(tmp_path / f"study{seed}", (path, seconds + 5), seed, "--workers", "2")

@@ -27,7 +27,7 @@ from wflow._core.fingerprint import NotComparable, fingerprint
 from wflow._core.rng import CounterNormals
 from wflow.analysis.verify import Check, verify
 from wflow.distributed.parts import Run, compute
-from wflow.heads import HeadLaw, OrnsteinUhlenbeck
+from wflow.heads import HeadLaw
 from wflow.particles.problem import problem_of_task
 from wflow.study.flags import OutputFlags
 from wflow.study.folder import check_output
@@ -37,13 +37,12 @@ OPTIONS = {"heads": 2, "t_final": 0.1, "dt": 0.05}
 # Modules of a law. `«change: old|new»` marks what is replaced: one change at a time is a change of
 # the law. With `=` before its name it is none.
 MODULES = """
-import contextlib, enum, functools, types
+import enum, functools, types
 from dataclasses import dataclass, field
 from typing import NamedTuple
 import numba
 import numpy as np
 from numpy import «function of NumPy: tril|triu» as part
-from scipy.interpolate import CubicSpline
 from wflow.heads import HeadLaw, OrnsteinUhlenbeck
 import helper as h
 import package.table
@@ -76,21 +75,16 @@ def nested(): return lambda: (lambda x: «lambda in a lambda: 1|2»)()
 def close(a, b, c, args):
     class Target: rate = c
     def scale(): return a
-    def assign():
-        nonlocal b
-        b = b + 1
-        return (lambda: scale())() + Target.rate + args.rate
-    return assign
+    return lambda: (lambda: scale())() + b + Target.rate + args.rate
 closed = close(
-    «closure of a closure: 1|2», «variable a closure assigns: 1|2», «closure over a class: 1|2»,
+    «closure of a closure: 1|2», «variable of a closure: 1|2», «closure over a class: 1|2»,
     types.SimpleNamespace(rate=«part of a namespace: 1|2», y=«=part that is not read: 1|2»),
 )
 
 INNER = «global in a comprehension: 1|2»
-WITHIN = «global in a local class: 1|2»
 def inner():
     class Local:
-        def rate(self, r=WITHIN): return [INNER for _ in range(2)]
+        def rate(self): return [INNER for _ in range(2)]
 
 def even(n): return 1 if n == 0 else odd(n - 1)
 def odd(n): return «function in a cycle: 0|1» if n == 0 else even(n - 1)
@@ -103,12 +97,9 @@ def imports(): return h.RATE, package.table.RATE, target, a, b
 def importing():
     from helper import LATE
 
-class Descriptor:
-    def __get__(self, instance, owner): return «custom descriptor: 1|2»
 class Mine(Base):
     «=docstring of a class: "one"|"another"»
     rate = «class attribute: 1|2»
-    described = Descriptor()
     def drift(self, D, t): return super().drift(D, t) + «method: 1|2»
     @property
     def p(self): return «property: 1|2»
@@ -118,11 +109,6 @@ class Mine(Base):
     def s(): return «static method: 1|2»
     @classmethod
     def m(cls): return «class method: 1|2»
-    «=order of methods: def u(self): pass
-    def v(self): pass
-    |def v(self): pass
-    def u(self): pass
-    »
 Mine.later = «attribute that a class was given later: 1|2»
 mine = Mine()
 mine.own = «attribute of an object: 1|2»
@@ -175,23 +161,18 @@ def scaled(by):
 @scaled(«argument of a decorator: 1|2»)
 def decorated(): return «function behind a decorator: 1|2»
 decorated.rate = «attribute of a function: 1|2»
-@contextlib.contextmanager
-def context(): yield «function behind a decorator of the standard library: 1|2»
 COMPILED = «global of a compiled function: 1|2»
 @numba.njit(fastmath=«option of a compiled function: False|True»)
 def compiled(): return COMPILED
 «=compiled or not yet: |compiled()»
-@numba.vectorize
-def vectorized(t): return t * «compiled ufunc: 1|2»
 WRAPPED = (
     functools.partial(one, «argument of a partial: 1|2», k=«keyword of a partial: 1|2»),
     np.vectorize(lambda t: «function behind np.vectorize: 1|2»), mine.drift, np.«ufunc: sin|cos»,
     «built-in function: min|max», np.arange(3.0).«method of an array: sum|max», part,
-    CubicSpline([0.0, 1.0, 2.0], [0.0, «interpolation of SciPy: 1|2», 0.0]),
 )
 ALL = (
     literals, defaults, NAMED, one, two, nested, closed, inner, even, imports, importing, mine, C,
-    OU, replaced, OBJECTS, ARRAYS, DATA, cached, decorated, context, compiled, vectorized, WRAPPED,
+    OU, replaced, OBJECTS, ARRAYS, DATA, cached, decorated, compiled, WRAPPED,
 )
 law = HeadLaw(lambda D, t: (ALL, RATE), «size of the noise: 1|2», symmetric=«symmetry: True|False»)
 === helper
@@ -245,12 +226,6 @@ def noise(D): return np.random.normal()
 law = HeadLaw(lambda D, t: noise(D))""",
     "diffusion > file is an open file": """
 law = HeadLaw(None, lambda D, t, file=open(__file__): 1.0)""",
-    "drift > guard is a lock": """
-import threading
-guard = threading.Lock()
-def drift(D, t):
-    with guard: return -D
-law = HeadLaw(drift)""",
     "drift calls eval": "law = HeadLaw(lambda D, t: eval('-D'))",
     "drift has no source": "law = HeadLaw(eval('lambda D, t: -D'))",
     "drift > helper is a module": """
@@ -258,7 +233,6 @@ import helper
 law = HeadLaw(lambda D, t: -getattr(helper, "RA" + "TE") * D)
 === helper
 RATE = 1.0""",
-    "drift > T": "T = []\nfor _ in range(500): T = [T]\nlaw = HeadLaw(lambda D, t: len(T) * D)",
 }
 
 
@@ -436,47 +410,27 @@ def replayed(out: Path) -> Check:
     return next(check for check in verify(out).checks if check.name == step)
 
 
-def reconfigured(out, folder, change):
-    """A copy of a run file whose configuration was changed."""
-
-    def act(file):
-        config = json.loads(file.attrs["config"])
-        change(config)
-        file.attrs["config"] = json.dumps(config)
-
-    return spoiled(out, folder, act)
-
-
 def test_a_run_whose_law_was_known_by_bytecode_says_so(tmp_path):
     out, x0 = tmp_path / "run.h5", np.eye(3)
+
+    def of_bytecode(file):
+        config = json.loads(file.attrs["config"])
+        config["law"]["fingerprint"] = "2:cpython-3.11:0123456789abcdef"
+        file.attrs["config"] = json.dumps(config)
+
     with loaded(write(tmp_path / "law", REGISTERED)) as law:
         first = wflow.solve(x0, law, out=out, **OPTIONS).load()
-        old = {"fingerprint": "2:cpython-3.11:0123456789abcdef"}
-        run = reconfigured(out, tmp_path, lambda config: config["law"].update(old))
-        with wflow.open(run) as opened:
-            assert opened.identical(first.assign_attrs(opened.attrs))
+        run = spoiled(out, tmp_path, of_bytecode)
         assert replayed(run).passed is None
-        with pytest.raises(wflow.InputError, match="bytecode"):
-            wflow.solve(x0, law, out=run, if_exists="resume", **OPTIONS)
-        with pytest.raises(wflow.InputError, match="bytecode"):
-            wflow.rerun(run)
+        for later in (
+            lambda: wflow.solve(x0, law, out=run, if_exists="resume", **OPTIONS),
+            lambda: wflow.rerun(run),
+        ):
+            with pytest.raises(wflow.InputError, match="bytecode"):
+                later()
         with pytest.warns(UserWarning, match="bytecode"):
             again = wflow.rerun(run, law=law)
         assert all(np.array_equal(first[name], again[name]) for name in first.data_vars)
-        with pytest.raises(wflow.InputError, match="law"):
-            wflow.rerun(run, law=HeadLaw(None, 1.0, symmetric=False))
-
-
-def test_rerun_refuses_a_configuration_that_is_not_that_of_a_whole_run(tmp_path):
-    out = tmp_path / "run.h5"
-    wflow.solve(np.eye(3), OrnsteinUhlenbeck(np.eye(3)), out=out, **OPTIONS).close()
-    for change, said in (
-        (lambda config: config.update(first_path=0), "first_path"),
-        (lambda config: config.pop("dt"), "dt"),
-        (lambda config: config["law"].update(fingerprint="0123"), "custom"),
-    ):
-        with pytest.raises(wflow.InputError, match=said):
-            wflow.rerun(reconfigured(out, tmp_path, change))
 
 
 def test_workers_and_studies_refuse_runs_of_a_changed_law(tmp_path):

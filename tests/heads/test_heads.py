@@ -133,23 +133,6 @@ def test_a_custom_law_is_two_callables():
     assert not law.deterministic and HeadLaw().deterministic
 
 
-@pytest.mark.parametrize(
-    ("drift", "diffusion", "message"),
-    [
-        (lambda D, t: None, None, "broadcast to"),
-        (lambda D, t: np.ma.masked_less(D, 2.0), None, "masked entries"),
-        (lambda D, t: 1e300 * D.astype(float), None, "not finite"),
-        (lambda D, t: np.add(D, 1, out=D), None, r"HeadLaw\.drift"),
-        (None, lambda D, t: -1.0, r"HeadLaw\.diffusion.*sigma is >= 0"),
-    ],
-)
-def test_a_custom_law_that_misbehaves_is_named(drift, diffusion, message):
-    heads = np.ones((2, 3, 2, 2), np.float32)
-    with pytest.raises(InputError, match=message):
-        HeadLaw(drift, diffusion).step(heads, 0.0, 0.01, np.ones_like(heads))
-    assert np.all(heads == 1)
-
-
 def law_with(base=HeadLaw, *arguments, **methods):
     """An instance of a subclass `Mine` with these methods."""
     return type("Mine", (base,), methods)(*arguments)
@@ -163,7 +146,8 @@ def no_step(step):
     ("methods", "message"),
     [
         ({"drift": lambda self, D, t: np.ones((4, 4))}, r"Mine\.drift\(D, 0\) .* broadcast"),
-        ({"drift": lambda self, D, t: np.nan * D}, r"Mine\.drift"),
+        ({"drift": lambda self, D, t: np.nan * D}, r"Mine\.drift.* not finite"),
+        ({"drift": lambda self, D, t: np.ma.masked_less(D, 2.0)}, "masked entries"),
         ({"drift": lambda self, D, t: D.fill(0)}, r"Mine\.drift"),
         ({"diffusion": lambda self, D, t: np.ones(7)}, r"Mine\.diffusion\(D, 0\) .* broadcast"),
         ({"diffusion": lambda self, D, t: -1.0}, r"Mine\.diffusion"),
@@ -251,18 +235,6 @@ def test_general_heads_form_the_score_matrix_from_query_and_key():
 )  # fmt: skip
 def test_a_law_comes_back_from_its_configuration(law):
     assert law_config(law_from_config(law_config(law))) == law_config(law)
-
-
-def test_configurations_of_the_laws_of_wflow_are_those_of_version_0_1_0():
-    table = np.zeros((2, 1, 2, 2))
-    assert law_config(Frozen()) == {"name": "Frozen"}
-    keys = {
-        OrnsteinUhlenbeck(np.eye(2)): ["name", "mean", "rate", "sigma2", "exact"],
-        Oscillating(2): ["name", "d", "phases", "sigma2"],
-        Schedule([0.0, 1.0], table): ["name", "times", "interpolation", "scores", "values"],
-    }
-    for law, names in keys.items():
-        assert list(law_config(law)) == names
 
 
 def test_a_subclass_has_a_fingerprint_and_its_own_name_whatever_its_config_says():
@@ -380,14 +352,9 @@ def test_frozen_heads_take_no_drift_that_their_configuration_would_not_show():
     ("drift", "diffusion"),
     [
         (lambda D, t: -D[0], None),  # of one path
-        (lambda D, t: -D[:1], None),
-        (lambda D, t: -np.ones((1, 1, 1, 1)), None),
-        (lambda D, t: -D[:, 0], None),  # of one head
-        (lambda D, t: -D[:, :1], None),
+        (lambda D, t: -D[:, :1], None),  # of one head
         (None, lambda D, t: np.ones(D.shape[1])),
         (None, lambda D, t: abs(D[:1, :, 0, 0])),
-        (None, lambda D, t: abs(D[:, :1, 0, 0])),
-        (None, lambda D, t: np.ones((1, 1))),
     ],
 )
 def test_what_a_law_returns_for_one_path_or_head_is_not_taken_for_all(drift, diffusion):

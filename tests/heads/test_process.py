@@ -7,10 +7,9 @@ from twin import symmetric
 import wflow
 from wflow import InputError
 from wflow._core.adaptive import AdaptiveSteps, Dopri5
-from wflow._core.errors import BlowUpError
 from wflow._core.tableaux import TABLEAUX
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, Schedule
-from wflow.heads.process import HeadProcess, HeadStep, head_path
+from wflow.heads.process import HeadProcess, head_path
 
 START = symmetric(np.random.default_rng(0), 2, 3, 3)
 TABLE = np.stack([START, 2 * START, -START])
@@ -39,44 +38,6 @@ def test_a_path_moves_alone_as_in_a_batch(law, scheme, dtype):
         assert np.array_equal(batch[place], moved((2 + place,))[0])
 
 
-def test_a_step_moves_nothing_until_it_is_taken():
-    process = HeadProcess(Oscillating(3), START, seed=0, paths=(0,))
-    before, rk4 = process.D.copy(), TABLEAUX["rk4"]
-    ends = []
-    for dt in (0.2, 0.05):  # the first is rejected
-        move = process.begin(0, 0.3, dt, rk4)
-        for node, row in zip(rk4.nodes[1:], rk4.matrix[1:], strict=True):
-            move.stage(node, row)
-        assert np.array_equal(process.D, before)
-        ends.append(move.end(rk4.weights))
-    other = HeadProcess(Oscillating(3), START, seed=0, paths=(0,))
-    other.advance(0, 0.3, 0.05, rk4)
-    assert np.array_equal(ends[1], other.D) and not np.array_equal(ends[0], ends[1])
-
-
-def test_paths_with_times_and_lengths_of_their_own_move_as_each_by_itself():
-    law, rk4 = Oscillating(3), TABLEAUX["rk4"]
-    starts, lengths = np.array([0.1, 0.7]), np.array([0.2, 0.05])
-
-    def drift(D, times):
-        return np.concatenate([law.drift(D[k : k + 1], t) for k, t in enumerate(times)])
-
-    D = np.stack([START, 2 * START])
-    together = HeadStep(D, starts, lengths, drift, drift(D, starts))
-    alone = [
-        HeadStep(D[k : k + 1], starts[k], lengths[k], law.drift, law.drift(D[k : k + 1], starts[k]))
-        for k in range(2)
-    ]
-    for node, row in zip(rk4.nodes[1:], rk4.matrix[1:], strict=True):
-        inner, slope = together.stage(node, row)
-        for k, one in enumerate(alone):
-            own, own_slope = one.stage(node, row)
-            assert np.allclose(inner[k], own[0], rtol=0, atol=1e-15)
-            assert np.allclose(slope[k], own_slope[0], rtol=0, atol=1e-14)
-    for k, one in enumerate(alone):
-        assert np.allclose(together.end(rk4.weights)[k], one.end(rk4.weights)[0], atol=1e-15)
-
-
 @pytest.mark.parametrize("scheme", ["rk4", "dopri5"])
 def test_a_drift_that_is_none_at_some_stages_is_zero_there(scheme):
     class Late(HeadLaw):
@@ -87,14 +48,11 @@ def test_a_drift_that_is_none_at_some_stages_is_zero_there(scheme):
         def drift(self, D, t):
             return 0 * D if t < 0.12 else -D
 
-    options = {
-        "heads": START, "t_final": 0.2, "dt": 0.1, "scheme": scheme,
-        "save": wflow.SaveAt(heads=True),
-    }  # fmt: skip
-    runs = [wflow.solve(np.eye(3), law, **options) for law in (Late(), Zero())]
+    options = {"heads": START, "t_final": 0.2, "dt": 0.1, "scheme": scheme}
+    save = wflow.SaveAt(heads=True)
+    runs = [wflow.solve(np.eye(3), law, save=save, **options) for law in (Late(), Zero())]
     assert all(np.array_equal(runs[0][name], runs[1][name]) for name in runs[0].data_vars)
-    paths = [list(head_path(law, d=3, heads=START, t_final=0.2, dt=0.1, scheme=scheme))
-             for law in (Late(), Zero())]  # fmt: skip
+    paths = [list(head_path(law, d=3, **options)) for law in (Late(), Zero())]
     assert np.array_equal(paths[0][-1][1], paths[1][-1][1])
     along = runs[0]["heads"].values[0, -1]
     allowed = 0.0 if scheme == "rk4" else 1e-5  # adaptive steps depend on the tokens
@@ -135,16 +93,3 @@ def test_a_jump_of_a_subclass_of_a_linear_schedule_is_made():
     assert law.jumps
     *_, (_, last) = head_path(law, d=3, t_final=0.2, dt=0.1)
     assert np.all(last == 0)
-
-
-def test_checks_name_the_path_and_what_to_do():
-    process = HeadProcess(Frozen(), START, seed=0, paths=(3, 8))
-    process.D = process.D.copy()  # heads at rest are a view
-    process.D[1, 0, 0, 0] = np.inf
-    with pytest.raises(BlowUpError, match="path 8") as caught:
-        process.check_finite(0.5)
-    assert caught.value.path == 8
-    process.check_symmetric(0.5)  # is silent about what is not finite
-    process.D[1, 0, 0] = [1.0, 2.0, 3.0]
-    with pytest.raises(InputError, match="Frozen"):
-        process.check_symmetric(0.5, " and so on")

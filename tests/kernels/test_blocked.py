@@ -16,22 +16,9 @@ DIMENSIONS = (9, 12, 13, 24, 31, 50, 64, 130)
 
 
 def arguments(
-    rng,
-    paths,
-    n,
-    d,
-    heads,
-    *,
-    size=1.0,
-    flow="softmax",
-    sign=-1.0,
-    tied=True,
-    causal=False,
-    drift=True,
-    noise=True,
-    ito=True,
-    dtype="f8",
-):
+    rng, paths, n, d, heads, *, size=1.0, flow="softmax", sign=-1.0, tied=True, causal=False,
+    drift=True, noise=True, ito=True, dtype="f8",
+):  # fmt: skip
     """Random input of `fused_sums`; `size` bounds the scores."""
     x = unit(rng, paths, n, d)
     D = symmetric(rng, paths, heads, d, d) if tied else rng.normal(size=(paths, heads, d, d))
@@ -131,7 +118,6 @@ def test_a_later_token_leaves_no_trace_under_the_causal_mask():
 
 
 # (1, 333, 70, 6) has more tokens and matrices than stay near, so that tasks share panels.
-# (1, 333, 70, 6) has more tokens and matrices than stay near, so that tasks share panels.
 @pytest.mark.parametrize("shape", [(3, 61, 16, 5), (1, 333, 70, 6)])
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 def test_number_of_threads_does_not_change_a_bit(shape, dtype):
@@ -192,14 +178,6 @@ def test_diagonal_heads_give_the_bits_of_products(n, d, dtype, flow):
     of_products = blocked_sums(args[0], D, D.copy(), *args[3:-1], False)
     for promised in (False, True):
         assert same(blocked_sums(*at_rest(args, D, promised)), of_products)
-
-
-def test_a_head_with_a_number_that_is_none_is_not_taken_for_a_diagonal_one():
-    args = arguments(np.random.default_rng(3), 1, 20, 24, 2, drift=False, noise=False)
-    D = args[1] * np.eye(24)
-    D[0, 1, 2, 3] = np.nan
-    for promised in (False, True):
-        assert np.isnan(blocked_sums(*at_rest(args, D, promised))[0]).any()
 
 
 @pytest.mark.parametrize("packed", [1, 300_000])

@@ -29,29 +29,27 @@ def matrices(count: int, d: int, paths: int = 1) -> np.ndarray:
 
 @pytest.mark.parametrize("d", [2, 3])
 @pytest.mark.parametrize(
-    ("law", "options"),
+    "options",
     [
-        (lambda d: heads.OrnsteinUhlenbeck(np.eye(d), sigma2=2.0), {}),
-        (lambda d: heads.OrnsteinUhlenbeck(np.eye(d), sigma2=1.0), {"kappa": 0.2}),
-        (lambda d: heads.Oscillating(d), {"scheme": "rk4", "flow": "effective"}),
-        (lambda d: heads.Frozen(), {"flow": "unnormalised", "direction": "ascent"}),
+        lambda d: {"law": heads.OrnsteinUhlenbeck(np.eye(d), sigma2=2.0)},
+        lambda d: {"law": heads.OrnsteinUhlenbeck(np.eye(d), sigma2=1.0), "kappa": 0.2},
+        lambda d: {"law": heads.Oscillating(d), "scheme": "rk4", "flow": "effective"},
+        lambda d: {"law": heads.Frozen(), "flow": "unnormalised", "direction": "ascent"},
+        lambda d: {"law": heads.Frozen(), "heads": heads.QKV(*matrices(2, d, 3))},
     ],
 )
-def test_a_fast_run_keeps_every_number_of_the_exact_one_within_the_tolerance(d, law, options):
-    x0 = tokens.uniform(300, d, seed=1)
-    runs = {
-        method: wflow.solve(x0, law(d), **SHORT, **options, compute=wflow.Compute(method=method))
-        for method in ("exact", "fast")
-    }
-    assert "sum_error" not in runs["exact"]
-    error = runs["fast"]["sum_error"]
-    assert error.dims == ("path", "time")
-    assert ((error > 0) & (error <= 1e-10)).all()
-    for name in runs["exact"].data_vars:
+def test_a_fast_run_keeps_every_number_of_the_exact_one_within_the_tolerance(d, options):
+    given = SHORT | {"x0": tokens.uniform(300, d, seed=1)} | options(d)
+    exact, fast = (
+        wflow.solve(**given, compute=wflow.Compute(method=method)) for method in ("exact", "fast")
+    )
+    assert "sum_error" not in exact
+    error = fast["sum_error"]
+    assert error.dims == ("path", "time") and ((error > 0) & (error <= 1e-10)).all()
+    for name in exact.data_vars:
         np.testing.assert_allclose(
-            runs["fast"][name].values, runs["exact"][name].values, rtol=1e-9, atol=1e-9,
-            err_msg=name,
-        )  # fmt: skip
+            fast[name].values, exact[name].values, rtol=1e-9, atol=1e-9, err_msg=name
+        )
 
 
 def test_auto_is_exact_for_few_tokens_and_the_file_is_that_of_exact_sums():
@@ -110,20 +108,19 @@ def test_functions_of_a_cloud_take_the_method(function, monkeypatch):
 
 
 def test_a_fast_run_resumes_only_as_what_it_was(tmp_path):
-    file, x0 = tmp_path / "run.h5", tokens.uniform(300, 3, seed=1)
-    wflow.solve(x0, OU, **SHORT, compute=wflow.Compute(method="fast"), out=file).close()
-    wflow.solve(
-        x0, OU, **SHORT, compute=wflow.Compute(method="fast"), out=file, if_exists="resume"
-    ).close()
+    options = SHORT | {"x0": tokens.uniform(300, 3, seed=1), "law": OU, "out": tmp_path / "run.h5"}
+    fast = wflow.Compute(method="fast")
+    with wflow.solve(**options, compute=fast) as run:
+        xr.testing.assert_identical(
+            wflow.rerun(options["out"]).drop_attrs(), run.load().drop_attrs()
+        )
+    wflow.solve(**options, compute=fast, if_exists="resume").close()
     for changed, name in (
         (wflow.Compute(method="exact"), "compute.method"),
         (wflow.Compute(method="fast", tolerance=1e-8), "compute.tolerance"),
     ):
         with pytest.raises(InputError, match=name):
-            wflow.solve(x0, OU, **SHORT, compute=changed, out=file, if_exists="resume")
-    again = wflow.rerun(file)
-    with wflow.open(file) as run:
-        xr.testing.assert_identical(again.drop_attrs(), run.load().drop_attrs())
+            wflow.solve(**options, compute=changed, if_exists="resume")
 
 
 def test_a_coarse_tolerance_is_no_failure_of_the_run_that_asked_for_it(tmp_path):
@@ -188,15 +185,3 @@ def test_sums_of_shifted_scores_keep_their_digits_in_single_precision():
     D = 30.0 * np.eye(2)[None]
     single, double = mobility(x, D.astype(np.float32)), mobility(x.astype(float), D)
     assert np.abs(single / double - 1).max() < 2e-5
-
-
-def test_general_heads_run_fast():
-    rng = np.random.default_rng(0)
-    qkv = heads.QKV(*(rng.normal(size=(2, 3, 3)) / 2 for _ in range(3)))
-    x0 = tokens.uniform(300, 3, seed=1)
-    options = SHORT | {"heads": qkv}
-    fast, exact = (
-        wflow.solve(x0, heads.Frozen(), **options, compute=wflow.Compute(method=m))
-        for m in ("fast", "exact")
-    )
-    np.testing.assert_allclose(fast["tokens"].values, exact["tokens"].values, atol=1e-10)

@@ -226,12 +226,6 @@ def test_what_is_no_number_stays_in_its_path_and_shows(flow, where):
         assert np.abs(v[p] - expected[p]).max() <= 1e-13
 
 
-def test_heads_that_are_no_numbers_or_overflow_are_called_strong():
-    D = np.full((1, 3, 2, 2), 1.0)
-    D[0, 0, 0, 0], D[0, 1, 0, 0] = np.nan, 1e200
-    assert sums.strong_heads(D).tolist() == [[True, True, False]]
-
-
 def test_device_names_are_checked(monkeypatch):
     assert sums.resolve_device("cpu") == "cpu"
     with pytest.raises(InputError, match="expected 'cpu', 'cuda' or 'cuda:N'"):

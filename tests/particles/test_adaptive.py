@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from run_layouts import same_bits, stamp, stop_after
+from run_layouts import same_bits, stop_after
 from scipy.integrate import quad
 from scipy.optimize import brentq
 from twin import symmetric, unit
@@ -15,7 +15,6 @@ import wflow
 from wflow import Dopri5, InputError, tokens
 from wflow._core.tableaux import TABLEAUX
 from wflow.analysis.verify import verify
-from wflow.cli.commands import main
 from wflow.heads import QKV, Frozen, HeadLaw, Oscillating, Schedule
 from wflow.heads.process import HeadStep, head_path
 from wflow.kernels.evaluate import evaluate
@@ -208,58 +207,28 @@ def test_without_dt_a_hundred_units_of_time_are_recorded(tmp_path):
 
 # ---- the same seed, the same bits
 
-MANY = {
-    "heads": 2, "t_final": 1.5, "dt": 0.5, "paths": 5, "seed": 7,
-    "save": wflow.SaveAt(snapshots=[0, 0.5, 1.5], paths=[0, 3], heads=True), "scheme": "dopri5",
-}  # fmt: skip
-
 
 def clouds(paths=5):
     return np.stack([wflow.tokens.cross_polytope(9, 3, spread=0.1 * k, seed=k)
                      for k in range(1, paths + 1)])  # fmt: skip
 
 
-@pytest.mark.parametrize("law", [Oscillating(3), Frozen()], ids=["oscillating", "frozen"])
-@pytest.mark.parametrize("compute", [{"batch": 1}, {"batch": 2}, {"threads": 1}])
-def test_threads_and_batches_do_not_change_a_bit(law, compute):
-    run = wflow.solve(clouds(), law, **MANY)
-    same_bits(run, wflow.solve(clouds(), law, **MANY, compute=wflow.Compute(**compute)))
+def test_a_run_is_rerun_and_verified_from_its_file(tmp_path):
+    path, law = tmp_path / "run.h5", Oscillating(3)
+    save = wflow.SaveAt(every=2, snapshots=[0, 0.5, 1.5], paths=[0, 3], heads=True)
+    options = {"heads": 2, "t_final": 1.5, "dt": 0.25, "paths": 5, "seed": 7, "save": save}
+    run = wflow.solve(clouds(), law, out=path, scheme=Dopri5(rtol=1e-9), **options)
     assert len(np.unique(run.evaluations[:, -1])) > 1  # each path has its own steps
-
-
-def test_a_run_is_rerun_and_verified_from_its_file(tmp_path, capsys):
-    path = tmp_path / "run.h5"
-    save = dataclasses.replace(MANY["save"], every=2)
-    options = MANY | {"scheme": Dopri5(rtol=1e-9), "save": save, "dt": 0.25}
-    run = wflow.solve(clouds(), Oscillating(3), out=path, **options)
     same_bits(run, wflow.rerun(path))
-    assert '"scheme": {"name": "dopri5", "rtol": 1e-09, "atol": 1e-10}' in run.attrs["config"]
     report = verify(path)
     assert report.passed, str(report)
     (check,) = (c for c in report.checks if c.name.startswith("the first recorded step"))
     assert check.passed and check.value < 1e-12
-    assert main(["info", str(path)]) == 0
-    assert "dopri5 (rtol = 1e-09, atol = 1e-10)" in capsys.readouterr().out
-    same_bits(wflow.solve(clouds(), Oscillating(3), out=path, if_exists="resume", **options), run)
     with pytest.raises(InputError, match="differs in scheme"):
-        wflow.solve(clouds(), Oscillating(3), out=path, if_exists="resume",
-                    **(options | {"scheme": "dopri5"}))  # fmt: skip
+        wflow.solve(clouds(), law, out=path, if_exists="resume", scheme="dopri5", **options)
 
 
-def test_verify_finds_another_tolerance_in_the_configuration(tmp_path):
-    import h5py
-
-    path = tmp_path / "run.h5"
-    wflow.solve(clouds()[0], Oscillating(3), heads=2, t_final=2.0, dt=0.5, scheme=Dopri5(1e-6),
-                out=path)  # fmt: skip
-    with h5py.File(path, "a") as file:
-        file.attrs["config"] = file.attrs["config"].replace("1e-06", "1e-05")
-        stamp(file)
-    checks = {c.name: c.passed for c in verify(path).checks}
-    assert checks["the first recorded step follows from the configuration"] is False
-
-
-def recorded(out, mode, batch):
+def recorded(out, mode, batch=2):
     """A run with a jump of the heads between its recorded times."""
     rng = np.random.default_rng(0)
     x0 = rng.normal(size=(3, 40, 3))
@@ -268,22 +237,19 @@ def recorded(out, mode, batch):
     wflow.solve(
         x0, law, t_final=4.0, dt=4.0, paths=3, scheme="dopri5", out=out, if_exists=mode,
         save=wflow.SaveAt(snapshots=[0, 4], heads=True),
-        compute=wflow.Compute(batch=int(batch), checkpoint_every=0.0),
+        compute=wflow.Compute(batch=batch, checkpoint_every=0.0),
     ).close()  # fmt: skip
 
 
-@pytest.mark.parametrize("batch", [3, 2])
-def test_a_run_stopped_between_recorded_times_resumes_to_the_same_bits(
-    tmp_path, monkeypatch, batch
-):
+def test_a_run_stopped_between_recorded_times_resumes_to_the_same_bits(tmp_path, monkeypatch):
     whole, out = tmp_path / "whole.h5", tmp_path / "run.h5"
     recorded(whole, "error", 3)
-    for mode in ("error", *["resume"] * 8):
+    for mode in ("error", *["resume"] * 5):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             stop_after(patch, 1)  # a checkpoint is written after every step
-            recorded(out, mode, batch)
+            recorded(out, mode)
         assert not out.exists()
-    recorded(out, "resume", batch)
+    recorded(out, "resume")
     with wflow.open(whole) as a, wflow.open(out) as b:
         same_bits(a, b)
 
@@ -312,17 +278,6 @@ def test_runs_with_adaptive_steps_have_a_bound_and_are_compared():
     assert found == pytest.approx(expected, rel=1e-2)
     table = wflow.stability.compare(adaptive, adaptive)
     assert table.attrs["scheme"] == "dopri5" and bool(table["holds_geodesic"].all())
-
-
-def test_single_precision_takes_tolerances_above_its_rounding():
-    x0 = clouds()[0]
-    options = {"heads": 2, "t_final": 1.0, "dt": 0.5}
-    double = wflow.solve(x0, Oscillating(3), scheme="dopri5", **options)
-    single = wflow.solve(
-        x0, Oscillating(3), scheme=Dopri5(1e-5, 1e-6), compute=wflow.Compute(dtype="float32"),
-        **options,
-    )  # fmt: skip
-    assert np.abs(single.tokens - double.tokens).max() < 1e-4
 
 
 def test_heads_that_blow_up_stop_the_run_near_their_time():

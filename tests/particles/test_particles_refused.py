@@ -75,6 +75,7 @@ REFUSED = [
     ({"law": OU, "scheme": "rk4"}, "deterministic"),
     ({"law": OU, "scheme": "dopri5"}, "deterministic"),
     ({"law": OrnsteinUhlenbeck(np.eye(3), sigma2=0.0, exact=True), "scheme": "dopri5"}, "'euler'"),
+    ({"law": OrnsteinUhlenbeck(np.eye(3), sigma2=0, exact=True), "scheme": "heun"}, "exact=True"),
     ({"scheme": "dopri5", "kappa": 0.1}, "noise"),
     ({"scheme": "dopri5", "compute": Compute(dtype="float32")}, "float32"),
     ({"scheme": "dopri5", "compute": Compute(method="fast", tolerance=1e-8)}, "series"),

@@ -125,17 +125,6 @@ def test_bad_arguments_leave_nothing_behind(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_what_a_blown_up_run_recorded_stays_readable(tmp_path):
-    out = tmp_path / "run.h5"
-    law = OrnsteinUhlenbeck(np.eye(3), rate=50.0)
-    with pytest.raises(wflow.BlowUpError, match=r"run\.h5\.partial") as caught:
-        wflow.solve(np.eye(3), law, heads=1, t_final=50.0, dt=0.1, out=out)
-    with pytest.warns(UserWarning, match="not complete"), wflow.open(out) as ds:
-        assert np.isfinite(ds.energy[0, 0])
-        assert ds.time[-1] < caught.value.time + 0.1
-
-
 def test_a_later_path_that_blows_up_leaves_the_earlier_ones_readable(tmp_path):
     out = tmp_path / "run.h5"
     x0 = [[[1.0, 0.0], [-1.0, 0.01]], [[1.0, 0.0], [0.9, 0.43]]]
@@ -207,22 +196,6 @@ def test_a_signal_in_the_last_step_finishes_the_file_and_is_not_swallowed(tmp_pa
         wflow.solve(np.eye(3), HeadLaw(drift), heads=1, t_final=1.0, dt=0.1, out=out)
     with wflow.open(out) as ds:
         assert ds.attrs["complete"] == 1
-
-
-@pytest.mark.parametrize("how", ["to the end", "by a signal"])
-def test_a_run_whose_file_is_removed_does_not_say_that_it_can_be_resumed(tmp_path, how):
-    out = tmp_path / "run.h5"
-
-    def drift(D, t):
-        if t > 0.5:
-            Path(f"{out}.partial").unlink(missing_ok=True)
-            if how == "by a signal":
-                signal.raise_signal(signal.SIGTERM)
-        return -D
-
-    with pytest.raises(wflow.RunFileError, match="nothing") as caught:
-        wflow.solve(np.eye(3), HeadLaw(drift), heads=1, t_final=1.0, dt=0.1, out=out)
-    assert "stays" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
 def test_a_run_whose_file_is_removed_ends_at_the_next_checkpoint(tmp_path):

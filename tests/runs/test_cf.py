@@ -41,14 +41,6 @@ def test_a_run_names_its_conventions_source_references_and_history():
     assert re.fullmatch(LINE + ".+", run.attrs["history"])
 
 
-def test_a_file_and_a_run_in_memory_have_the_same_attributes(tmp_path):
-    memory = solved()
-    with solved(out=tmp_path / "run.h5") as file:
-        assert file.attrs.keys() == memory.attrs.keys()
-        for name in ("Conventions", "source", "references"):
-            assert file.attrs[name] == memory.attrs[name]
-
-
 def test_a_rerun_adds_a_line_with_what_was_changed(tmp_path):
     first = tmp_path / "first.h5"
     solved(out=first).close()

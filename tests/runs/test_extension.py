@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import xarray as xr
@@ -40,10 +39,8 @@ def chosen_steps(end: float, **how: Any) -> xr.Dataset:
 def densities(end: float, **how: Any) -> xr.Dataset:
     options: dict[str, Any] = {"heads": 2, "paths": 2, "mesh": wflow.meanfield.Circle(16)}
     save = wflow.SaveAt(snapshots=[0, 0.1])
-    law = OrnsteinUhlenbeck(np.eye(2))
-    return wflow.meanfield.solve(
-        lambda x: 1 + 0.3 * x[:, 0], law, t_final=end, dt=0.01, save=save, **options | how
-    )
+    options |= {"law": OrnsteinUhlenbeck(np.eye(2)), "dt": 0.01, "save": save} | how
+    return wflow.meanfield.solve(lambda x: 1 + 0.3 * x[:, 0], t_final=end, **options)
 
 
 def samples(end: float, **how: Any) -> xr.Dataset:
@@ -59,8 +56,12 @@ def movements(end: float, metric: str = "weighted", **how: Any) -> xr.Dataset:
     return wflow.jko.minimizing_movements(x0, law, t_final=end, metric=metric, **options)
 
 
+def heads_at_rest(end: float, **how: Any) -> xr.Dataset:
+    return particles(end, law=Frozen(), heads=np.eye(3)[None], **how)
+
+
 @pytest.mark.parametrize(
-    "solve", [particles, noisy_tokens, chosen_steps, densities, samples, movements]
+    "solve", [particles, noisy_tokens, heads_at_rest, chosen_steps, densities, samples, movements]
 )
 def test_a_run_extended_twice_is_that_of_the_longer_end(tmp_path: Path, solve: Run) -> None:
     out = tmp_path / "run.h5"
@@ -104,11 +105,25 @@ def test_another_run_is_no_longer_one(tmp_path: Path, change: dict[str, Any], na
     assert out.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
-def test_chosen_steps_that_end_where_the_longer_run_records_nothing_are_refused(tmp_path) -> None:
-    out, save = tmp_path / "run.h5", wflow.SaveAt(every=4, snapshots=[0])
-    chosen_steps(0.1, out=out, save=save).close()
-    with pytest.raises(wflow.InputError, match="cannot be extended"):
-        chosen_steps(0.4, out=out, save=save, if_exists="resume")
+def densities_of_chosen_steps(end: float, **how: Any) -> xr.Dataset:
+    return densities(end, **{"law": Frozen(), "heads": np.eye(2)[None], "paths": 1} | how)
+
+
+@pytest.mark.parametrize(
+    ("solve", "first", "then", "said"),
+    [
+        (chosen_steps, {"save": wflow.SaveAt(every=4, snapshots=[0])}, {}, "cannot be extended"),
+        (chosen_steps, {"save": wflow.SaveAt(every=2, snapshots=[0, 0.05, 0.1])},
+         {"save": wflow.SaveAt(every=2, snapshots=[0, 0.1, 0.4])}, r"0\.05"),
+        (densities_of_chosen_steps, {}, {"dt": None}, "evaluations"),
+    ],
+)  # fmt: skip
+def test_chosen_steps_that_would_be_others_are_refused(tmp_path, solve, first, then, said) -> None:
+    out = tmp_path / "run.h5"
+    solve(0.1, out=out, **first).close()
+    with pytest.raises(wflow.InputError, match=said):
+        solve(1.0, out=out, if_exists="resume", **first | then)
+    assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
 
 
 def test_a_file_of_an_earlier_version_is_not_extended(tmp_path: Path) -> None:
@@ -156,52 +171,17 @@ def test_an_extension_that_was_killed_resumes(
     assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
 
 
-@pytest.mark.parametrize("other", ["missing", "another run"])
-def test_an_extension_without_the_run_that_it_extends_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
-) -> None:
-    out, often = tmp_path / "run.h5", wflow.Compute(batch=2, checkpoint_every=0.0)
+def test_an_extension_without_the_run_that_it_extends_is_refused(tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run.h5"
     particles(0.1, out=out).close()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_after(patch, 2)
-        particles(0.2, out=out, if_exists="resume", compute=often)
+        particles(0.2, out=out, if_exists="resume", **OFTEN[particles])
     out.unlink()
-    if other != "missing":
-        particles(0.1, out=tmp_path / "other.h5").close()
-        (tmp_path / "other.h5").rename(out)
-        with h5py.File(out, "r+") as file:
-            file.attrs["created"] = "yesterday"
     with pytest.raises(wflow.RunFileError, match=str(out.name)):
         particles(0.2, out=out, if_exists="resume")
     particles(0.2, out=out, if_exists="overwrite").close()
     assert wflow.verify(out).passed
-
-
-def test_a_run_of_heads_at_rest_is_extended_too(tmp_path: Path) -> None:
-    out, heads = tmp_path / "run.h5", np.eye(3)[None]
-    x0 = wflow.tokens.uniform(n=5, d=3, seed=0)
-    wflow.solve(x0, Frozen(), heads=heads, t_final=0.1, dt=0.05, out=out).close()
-    options = {"heads": heads, "t_final": 0.2, "dt": 0.05}
-    with wflow.solve(x0, Frozen(), out=out, if_exists="resume", **options) as longer:
-        same_bits(longer, wflow.solve(x0, Frozen(), **options))
-
-
-def test_chosen_steps_that_ended_at_a_snapshot_which_is_dropped_are_refused(tmp_path: Path) -> None:
-    out = tmp_path / "run.h5"
-    save = wflow.SaveAt(every=2, snapshots=[0, 0.05, 0.1])
-    chosen_steps(0.1, out=out, save=save).close()
-    with pytest.raises(wflow.InputError, match=r"0\.05"):
-        fewer = wflow.SaveAt(every=2, snapshots=[0, 0.1, 0.2])
-        chosen_steps(0.2, out=out, save=fewer, if_exists="resume")
-
-
-def test_densities_of_a_given_step_are_not_extended_by_chosen_ones(tmp_path: Path) -> None:
-    out, mesh = tmp_path / "run.h5", wflow.meanfield.Circle(16)
-    options: dict[str, Any] = {"mesh": mesh, "heads": np.eye(2)[None], "out": out}
-    wflow.meanfield.solve(np.ones(16), Frozen(), t_final=0.5, dt=0.01, **options).close()
-    with pytest.raises(wflow.InputError, match="evaluations"):
-        wflow.meanfield.solve(np.ones(16), Frozen(), t_final=1.0, if_exists="resume", **options)
-    assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
 
 
 def test_the_command_of_the_shorter_run_opens_it_while_its_extension_is_unfinished(

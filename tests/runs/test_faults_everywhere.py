@@ -43,29 +43,21 @@ def particles(end: float, seed: int = 4, **how: Any) -> xr.Dataset:
 
 
 class Trial:
-    """A run, and what stands under its name before it.
+    """A run, `if_exists` of it, and the bytes of the file that stands under its name before it."""
 
-    Parameters
-    ----------
-    before : makes the file that is there already
-    how : `if_exists` of the run that is disturbed
-    """
-
-    def __init__(self, before: Any = None, how: str = "error") -> None:
-        self.before, self.how = before, how
-        self.old: bytes | None = None
-        self.expected: xr.Dataset | None = None
+    def __init__(self, how: str, folder: Path, **before: Any) -> None:
+        self.how, self.old = how, None
+        self.expected = particles(0.04)
+        if before:
+            particles(**before, out=folder / "old.h5").close()
+            self.old = (folder / "old.h5").read_bytes()
 
     def prepare(self, folder: Path) -> Path:
         """A new folder with what is there before the run; the name of the run."""
         folder.mkdir()
-        out = folder / "run.h5"
-        if self.before and self.old is None:
-            self.before(out=out).close()
-            self.old = out.read_bytes()
-        elif self.old is not None:
-            out.write_bytes(self.old)
-        return out
+        if self.old is not None:
+            (folder / "run.h5").write_bytes(self.old)
+        return folder / "run.h5"
 
     def run(self, out: Path, how: str) -> None:
         particles(0.04, out=out, if_exists=how).close()
@@ -73,8 +65,6 @@ class Trial:
     def check_continues(self, out: Path) -> None:
         """The run can be continued, or begun again where it had not begun, to the same bits."""
         finished = out.exists() and not out.with_name("run.h5.partial").exists()
-        if self.expected is None:
-            self.expected = particles(0.04)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*resumed from the checkpoint before")
             self.run(out, "overwrite" if self.how == "overwrite" else "resume")
@@ -87,11 +77,15 @@ class Trial:
         assert left <= {"", ".lock"}
 
 
-TRIALS = {
-    "new": Trial(),
-    "extension": Trial(lambda out: particles(0.02, out=out), "resume"),
-    "overwrite": Trial(lambda out: particles(0.04, seed=5, out=out), "overwrite"),
-}
+@pytest.fixture(params=["new", "extension", "overwrite"])
+def trial(request: pytest.FixtureRequest, tmp_path: Path, cases: Cases) -> Trial:
+    if request.param == "new":
+        if not cases(0, 1):
+            pytest.skip("with --long: to overwrite is to begin anew")
+        return Trial("error", tmp_path)
+    if request.param == "extension":
+        return Trial("resume", tmp_path, end=0.02)
+    return Trial("overwrite", tmp_path, end=0.04, seed=5)
 
 
 class Disk:
@@ -257,19 +251,23 @@ def chosen(calls: Disk, rng: random.Random, most: int) -> list[int]:
     return [n for held in kinds.values() for n in rng.sample(held, min(most, len(held)))]
 
 
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
-@pytest.mark.parametrize("name", TRIALS)
-def test_every_call_that_fails_ends_in_an_error_and_the_run_continues(
-    tmp_path: Path, name: str, lasting: bool, cases: Cases
-) -> None:
-    if lasting != (name == "overwrite") and not cases(0, 1):
-        pytest.skip("with --long")
-    trial = TRIALS[name]
-    out = trial.prepare(tmp_path / "whole")
+def recorded(trial: Trial, folder: Path) -> tuple[Disk, Path]:
+    """The calls of a run that is not disturbed, and its file."""
+    out = trial.prepare(folder)
     with pytest.MonkeyPatch.context() as patch:
         calls = Disk(out.parent, patch)
         trial.run(out, trial.how)
-    numbers, failed = chosen(calls, random.Random(name), cases(1, 12)), 0
+    return calls, out
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
+def test_every_call_that_fails_ends_in_an_error_and_the_run_continues(
+    tmp_path: Path, trial: Trial, lasting: bool, cases: Cases
+) -> None:
+    if lasting != (trial.how == "overwrite") and not cases(0, 1):
+        pytest.skip("with --long")
+    calls, _ = recorded(trial, tmp_path / "whole")
+    numbers, failed = chosen(calls, random.Random(trial.how), cases(1, 12)), 0
     for number in numbers:
         out = trial.prepare(tmp_path / f"{number}")
         with pytest.MonkeyPatch.context() as patch:
@@ -285,16 +283,11 @@ def test_every_call_that_fails_ends_in_an_error_and_the_run_continues(
     assert failed > len(numbers) // 2
 
 
-@pytest.mark.parametrize("name", TRIALS)
 def test_a_power_failure_after_any_call_leaves_a_run_that_continues(
-    tmp_path: Path, name: str, cases: Cases
+    tmp_path: Path, trial: Trial, cases: Cases
 ) -> None:
-    trial = TRIALS[name]
-    out = trial.prepare(tmp_path / "whole")
-    with pytest.MonkeyPatch.context() as patch:
-        calls = Disk(out.parent, patch)
-        trial.run(out, trial.how)
-    rng = random.Random(name)
+    calls, out = recorded(trial, tmp_path / "whole")
+    rng = random.Random(trial.how)
     whole = calls.after_power_failure(len(calls.calls), random.Random(1), trial.old)
     assert whole["run.h5"] == out.read_bytes()  # the record is complete
     for case, number in enumerate(chosen(calls, rng, cases(1, 30))):

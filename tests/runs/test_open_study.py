@@ -124,12 +124,6 @@ def test_a_summary_of_another_time_or_program_is_left_out(folder):
         assert "no summary of wflow" in tree.attrs["left_out"]
 
 
-def test_files_of_other_programs_are_no_runs(folder):
-    xarray.Dataset({"a": 1.0}).to_netcdf(folder / "mine.h5", engine="h5netcdf")
-    with wflow.open_study(folder) as tree:
-        assert "mine" not in tree.children
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

@@ -59,15 +59,9 @@ def test_seeds_of_different_keys_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "least", "message"),
-    [
-        ((), 1, "--taus is empty: expected 1 or more numbers, each once$"),
-        ((4, 4), 1, "--taus is 4 4: expected 1 or more numbers, each once$"),
-        ((0.5,), 2, "--taus is 0.5: expected 2 or more numbers, each once to six digits"),
-        ((1.0, 1.0000001), 2, "each once to six digits"),
-    ],
+    ("values", "least"), [((), 1), ((4, 4), 1), ((0.5,), 2), ((1.0, 1.0000001), 2)]
 )
-def test_numbers_that_come_twice_or_are_too_few_are_refused(values, least, message) -> None:
-    with pytest.raises(InputError, match=message):
+def test_numbers_that_come_twice_or_are_too_few_are_refused(values, least) -> None:
+    with pytest.raises(InputError, match="--taus"):
         study.distinct(values, "--taus", least)
     study.distinct((1, 1000000, 1000001), "--taus", 3)

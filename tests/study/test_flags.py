@@ -19,15 +19,12 @@ def read(monkeypatch, *words: str, kind=study.StudyFlags):
     [
         ("", SaveAt(every=5, heads=True), Compute()),
         ("--save.every 7", SaveAt(every=7, heads=True), Compute()),
-        ("--record-every 7", SaveAt(every=7, heads=True), Compute()),
         ("--record_every=7", SaveAt(every=7, heads=True), Compute()),
         ("--save.snapshots 0 2.5", SaveAt(every=5, heads=True, snapshots=(0.0, 2.5)), Compute()),
         ("--snapshots 0 2.5", SaveAt(every=5, heads=True, snapshots=(0.0, 2.5)), Compute()),
-        ("--snapshots", SaveAt(every=5, heads=True), Compute()),
         ("--save.paths 0 3", SaveAt(every=5, heads=True, paths=(0, 3)), Compute()),
         ("--save.no-heads", SaveAt(every=5), Compute()),
         ("--no-save-heads", SaveAt(every=5), Compute()),
-        ("--save-heads", SaveAt(every=5, heads=True), Compute()),
         (
             "--method fast --tolerance 1e-6 --backend numba --device cpu --dtype float32",
             SaveAt(every=5, heads=True),
@@ -101,9 +98,3 @@ def test_a_value_that_the_type_of_a_flag_does_not_take_is_refused(monkeypatch, w
     with pytest.raises(InputError, match=words.split()[0]):
         read(monkeypatch, *words.split(), kind=Typed)
     assert read(monkeypatch, "--betas", "3", "--heads", "4", "2", kind=Typed).heads == (4, 2)
-
-
-def test_a_flag_keeps_the_help_of_the_flag_that_it_overrides(monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        read(monkeypatch, "--help", kind=Typed)
-    assert "Monte Carlo paths" in capsys.readouterr().out

@@ -1,15 +1,11 @@
 """Studies of networks: means over runs of which some diverged, and metrics read from files."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 import xarray
 
-from wflow import InputError
 from wflow.study import networks
 
 NAN = float("nan")
@@ -97,21 +93,3 @@ def test_a_training_is_measured_once(tmp_path):
     assert networks.cached_record(tmp_path / "none", {}, run([]), examine)["count"] == 4
     (tmp_path / networks.RECORD).write_text("words")
     assert networks.cached_record(tmp_path, {"width": 4}, run([1.0, 3.0]), examine)["count"] == 5
-
-
-@pytest.mark.parametrize(
-    "make", [os.mkfifo, os.mkdir, Path.touch, lambda path: path.write_text("words")]
-)
-def test_metrics_that_cannot_be_read_are_refused_and_not_waited_for(make, tmp_path):
-    file = tmp_path / "metrics.h5"
-    assert not networks._complete(file)
-    make(file)
-    with pytest.raises(InputError, match=r"metrics\.h5"):
-        networks._complete(file)
-
-
-@pytest.mark.parametrize(("complete", "expected"), [(1, True), (0, False), ("yes", False)])
-def test_metrics_say_whether_a_training_is_complete(complete, expected, tmp_path):
-    file = tmp_path / "metrics.h5"
-    xarray.Dataset(attrs={"complete": complete}).to_netcdf(file, engine="h5netcdf")
-    assert networks._complete(file) == expected

@@ -9,7 +9,6 @@ import pytest
 from browser import CHROMIUM, DRIVER, INSTALLED, browser, requested
 
 import wflow
-from wflow.analysis.description import describe
 
 pytest.importorskip("selenium", reason="selenium is not installed")
 pytestmark = pytest.mark.skipif(
@@ -118,15 +117,6 @@ def test_the_play_button_runs_to_the_end(loaded) -> None:
     assert loaded.execute_async_script(script) == "20"
     loaded.execute_async_script("setTimeout(arguments[0], 50)")
     assert button.text == "Play"
-
-
-def test_numbers_are_those_of_info(loaded, page) -> None:
-    shown = loaded.execute_script(
-        "return Array.from(document.querySelectorAll('#r1 .info tr'))"
-        ".map((row) => [row.cells[0].textContent, row.cells[1].textContent])"
-    )
-    with wflow.open(page.with_name("H00005.h5")) as run:
-        assert all([name, text] in shown for name, text in describe(run))
 
 
 def test_curves_are_those_of_the_file(loaded, page) -> None:

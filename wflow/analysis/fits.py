@@ -351,17 +351,18 @@ def line(
     check_memory(8 * 6 * resamples, f"a bootstrap of {resamples} resamples", "take fewer")
 
     intercepts, slopes = np.full((2, resamples), np.nan)
-    with np.errstate(divide="ignore", invalid="ignore"):  # of means outside the domain of `of`
+    # Means may lie outside the domain of `of`, and squares beyond the range of floats.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         means = _applied(of, y.mean(axis=1))
         intercept, slope = _line(x, means)
         if y.shape[1] > 1:
             for part, drawn in resampled_means(y, resamples, rng):
                 intercepts[part], slopes[part] = _line(x, _applied(of, drawn))
-        rest = means - (intercept + slope * x)
+        residual = np.sum((means - (intercept + slope * x)) ** 2)
     return Line(
         intercept=float(intercept),
         slope=float(slope),
-        residual=float(np.sum(rest**2)),
+        residual=float(residual),
         slope_ci=interval(slopes, level),
         means=means,
         intercepts=intercepts,
@@ -467,7 +468,9 @@ def _applied(of: Callable[[FloatArray], FloatArray], means: FloatArray) -> Float
 def _line(x: FloatArray, y: FloatArray) -> tuple[Any, Any]:
     """Intercept and slope of the least-squares line through y (..., m) over x (m,)."""
     centred = x - x.mean()
-    slope = np.einsum("...m,m->...", y, centred) / np.sum(centred**2)
+    exponent = np.frexp(np.abs(centred).max())[1]  # squares of large x overflow
+    centred = np.ldexp(centred, -exponent)  # which rounds nothing
+    slope = np.ldexp(np.einsum("...m,m->...", y, centred) / np.sum(centred**2), -exponent)
     return y.mean(axis=-1) - slope * x.mean(), slope
 
 

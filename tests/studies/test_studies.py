@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
 from matplotlib.figure import Figure
-from scripts import FILES, call, shell
+from scripts import FILES, OF_NETWORKS, call, shell
 
 import wflow
 from wflow import InputError, RunFileError
@@ -291,3 +292,37 @@ def test_dask_missing_is_said_before_anything_is_written(tmp_path, monkeypatch) 
     with pytest.raises(InputError, match=r"\[dask\]"):
         call("ou_heads", monkeypatch, *SMALL, "--workers", "1", "--out", str(tmp_path / "x"))
     assert not list(tmp_path.iterdir())
+
+
+WITHOUT_PRECISION = {"pontryagin_resnet", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse"}
+TRAINING = sorted(OF_NETWORKS - {"trained_heads"})
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_training_has_the_flags_of_its_command_line(name, tmp_path, monkeypatch, no_data):
+    """What a study does not do it does not take: no flag is read and left aside."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    from wflow.nets import train
+
+    class Begins(BaseException):
+        pass
+
+    def begins(model, objective, batches, config, **_):
+        raise Begins(config)
+
+    monkeypatch.setattr(train, "train", begins)
+    command = ["--preset", "smoke", "--device", "cpu", "--out", str(tmp_path / "out")]
+    flags = [["--precision", "bfloat16"]]
+    if name != "pontryagin_gpt":  # sweeps of costates are not compiled
+        flags.append(["--compile"])
+    if name in WITHOUT_PRECISION:
+        for refused in flags:
+            with pytest.raises(SystemExit):
+                call(name, monkeypatch, *command, *refused)
+        return
+    with pytest.raises(Begins) as caught:
+        call(name, monkeypatch, *command, *chain(*flags))
+    (config,) = caught.value.args
+    assert config.precision == "bfloat16" and config.device == "cpu"
+    assert config.compile == (name != "pontryagin_gpt")

@@ -257,7 +257,7 @@ def edited(folder, **changes):
         (lambda f: (f / "config.json").unlink(), "config.json"),
         (lambda f: (f / "model.safetensors").unlink(), "model.safetensors"),
         (lambda f: (f / "config.json").write_text("{"), "config.json"),
-        (lambda f: (f / "config.json").write_text("[]"), "list"),
+        (lambda f: (f / "config.json").write_text("[]"), "config.json"),
         (lambda f: edited(f, format=None, model_type="bert"), "bert"),
         (lambda f: edited(f, format="wflow-network/9"), "newer"),
         (lambda f: edited(f, network="ViT", arguments={}), "ViT"),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from wflow._core.checks import path_of, whole
 from wflow._core.errors import InputError
-from wflow._core.files import opened, read_file, read_json
+from wflow._core.files import opened, read_file, read_object
 from wflow._core.progress import progress
 from wflow.nets.data.tokenize import BytePairs
 
@@ -357,15 +357,7 @@ def read_description(path: Path, what: str) -> dict[str, Any]:
     InputError
         For a file that is missing, damaged or of another kind.
     """
-    with opened(path, what) as file:
-        try:
-            found = read_json(file, path)
-        except InputError:
-            raise
-        except (ValueError, RecursionError):
-            found = None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise InputError(
-            f"{path} is damaged, or was not written by wflow: expected {what}; move it away"
-        )
+    found = read_object(path, what)
+    if found.get("schema") != SCHEMA:
+        raise InputError(f"{path} was not written by wflow: expected {what}; move it away")
     return found

@@ -272,7 +272,7 @@ def test_a_preparation_that_was_cut_off_continues_to_the_same_bytes(
 def test_a_kill_between_the_last_steps_leaves_nothing_that_passes_for_whole(
     tmp_path, whole, monkeypatch, moment
 ):
-    out, describe = tmp_path / "out", preparing._describe
+    out, describe = tmp_path / "out", preparing.write_description
 
     def write_and_die(path, content):
         if path.name == INDEX:
@@ -282,7 +282,7 @@ def test_a_kill_between_the_last_steps_leaves_nothing_that_passes_for_whole(
         describe(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparing, "_describe", write_and_die)
+        patch.setattr(preparing, "write_description", write_and_die)
         with pytest.raises(Power):
             prepare(tmp_path / "texts", out)
     if moment == "index":

@@ -7,7 +7,9 @@ many tokens there are, of which vocabulary, made of what, with the SHA-256 of ev
 """
 
 import hashlib
+import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from torch import Tensor
 
 from wflow._core.checks import path_of, whole
 from wflow._core.errors import InputError
-from wflow._core.files import opened, read_file, read_object
+from wflow._core.files import opened, read_file, read_object, replace_file
 from wflow._core.progress import progress
+from wflow._version import __version__
 from wflow.nets.data.tokenize import BytePairs
 
 SCHEMA = "wflow-tokens/1"
@@ -347,6 +350,12 @@ def read_pairs(folder: Path) -> tuple[bytes, bytes]:
     """Read the contents of encoder.json and vocab.bpe in a folder."""
     encoder, merges = (read_file(folder / name, "byte pairs as GPT-2's") for name in PAIRS)
     return encoder, merges
+
+
+def write_description(path: Path, content: dict[str, Any]) -> None:
+    """Write tokens.json, or the journal in its place, atomically."""
+    text = json.dumps({"schema": SCHEMA, "wflow": __version__} | content, indent=1) + "\n"
+    replace_file(path, partial(Path.write_text, data=text, encoding="utf-8"))
 
 
 def read_description(path: Path, what: str) -> dict[str, Any]:

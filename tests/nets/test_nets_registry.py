@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
 
 from torch import nn  # noqa: E402
 from trainings import network  # noqa: E402
@@ -50,10 +51,40 @@ def inputs(name):
     return torch.randn((2, 1, 8, 8) if name == "ViT" else (2, 5, 3), generator=generator)
 
 
+def bits(value):
+    return value.contiguous().flatten().view(torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("name", KINDS)
-def test_a_file_and_a_configuration_give_their_network_back(name, body, tmp_path):
-    net, x = made(name, body), inputs(name)
+def test_a_network_comes_back_bitwise_from_a_file_and_from_a_folder(name, body, dtype, tmp_path):
+    net = made(name, body).to(dtype).eval()
+    with torch.no_grad():
+        next(net.parameters()).view(-1)[:2] = torch.tensor([float("nan"), -0.0])
+    train.save_model(tmp_path / "w.pt", net, "words")
+    net.save_pretrained(tmp_path / "a" / "net")
+    before = torch.get_rng_state()
+    both = train.restore(tmp_path / "w.pt"), type(net).from_pretrained(tmp_path / "a" / "net")
+    assert torch.equal(torch.get_rng_state(), before)
+    x = inputs(name)
+    x = x.to(dtype) if x.is_floating_point() else x
+    own = net.state_dict()
+    for found in both:
+        assert type(found) is type(net) and str(found) == str(net)
+        assert not any(part.training for part in found.modules())
+        assert nets.config(found) == nets.config(net)
+        assert len(list(found.parameters())) == len(list(net.parameters()))  # shared stays so
+        other = found.state_dict()
+        assert list(own) == list(other) and all(own[k].dtype == other[k].dtype for k in own)
+        assert all(torch.equal(bits(own[k]), bits(other[k])) for k in own)
+        assert torch.equal(bits(net(x).output), bits(found(x).output))
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_configuration_gives_its_network_back(name, body):
+    net = made(name, body)
     config = nets.config(net)
     assert json.loads(json.dumps(config, allow_nan=False)) == config
     assert config["network"] == name and ("body" in config) == (body != "discrete")
@@ -66,17 +97,6 @@ def test_a_file_and_a_configuration_give_their_network_back(name, body, tmp_path
         }  # fmt: skip
     again = nets.build(config)
     assert str(again) == str(net) and again.training and nets.config(again) == config
-    train.save_model(tmp_path / "w.pt", net, "words")
-    before = torch.get_rng_state()
-    found = train.restore(tmp_path / "w.pt")
-    assert torch.equal(torch.get_rng_state(), before)
-    assert type(found) is type(net) and str(found) == str(net)
-    assert not any(part.training for part in found.modules())
-    net.eval()
-    for one, two in zip(found(x), net(x), strict=True):
-        assert torch.equal(one, two)
-    assert len(list(found.parameters())) == len(list(net.parameters()))  # what is shared stays so
-    assert nets.config(found) == config
 
 
 def test_a_checkpoint_of_a_training_gives_its_network_back(tmp_path):
@@ -291,7 +311,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("match", REFUSED)
 def test_a_configuration_that_does_not_fit_is_refused_by_name_and_takes_no_memory(match, tmp_path):
-    pytest.importorskip("safetensors")
     made("GPT", "continuous").save_pretrained(tmp_path / "net")
     path = tmp_path / "net" / "config.json"
     config = json.loads(path.read_text())

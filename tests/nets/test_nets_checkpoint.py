@@ -17,6 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from archives import Hostile  # noqa: E402
 from torch.torch_version import TorchVersion  # noqa: E402
 from trainings import FILES, ROOT, Points, assert_same, bytes_of, crash, network, refused, run  # noqa: E402
 
@@ -26,16 +27,6 @@ from wflow.nets import checks, train  # noqa: E402
 from wflow.nets.models.gpt import GPT  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-class Hostile:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return open, (self.path, "w")
 
 
 def flipped(place):

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
+from archives import Hostile  # noqa: E402
 from torch import nn  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
@@ -269,27 +270,15 @@ def test_weights_in_a_pickle_are_read_as_tensors_alone(library, tmp_path, legacy
     torch.save(theirs.state_dict(), path, _use_new_zipfile_serialization=not legacy)
     found = nets.GPT.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(want[k], found[k]) for k in want)
-    torch.save({"wte.weight": Hostile(str(tmp_path / "touched"))}, path)
-    with refused("executed"):
-        nets.GPT.from_pretrained(tmp_path)
+    sparse = {"transformer.wte.weight": want["embed.token.weight"].to_sparse()}
+    hostile = {"wte.weight": Hostile(tmp_path / "touched")}
+    for content, match in (
+        (hostile, "executed"), ([1, 2], "list"), (theirs.state_dict() | sparse, "wte.weight")
+    ):  # fmt: skip
+        torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+        with refused(match):
+            nets.GPT.from_pretrained(tmp_path)
     assert not (tmp_path / "touched").exists()
-    torch.save([1, 2], path)
-    with refused("list"):
-        nets.GPT.from_pretrained(tmp_path)
-    state = theirs.state_dict()
-    name = "transformer.wte.weight"
-    state[name] = state[name].to_sparse()
-    torch.save(state, path, _use_new_zipfile_serialization=not legacy)
-    with refused("wte.weight"):
-        nets.GPT.from_pretrained(tmp_path)
-
-
-class Hostile:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
 
 
 @pytest.mark.parametrize(

@@ -278,28 +278,22 @@ def entropy(**options):
     return train.objective(functools.partial(functional.cross_entropy, **options))
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        (functools.partial(OBJECTIVE), OBJECTIVE, "objective.kind"),
-        (
-            entropy(label_smoothing=0.1),
-            entropy(label_smoothing=0.2),
-            r"objective.loss.keywords.label_smoothing \(0.1 there, 0.2 here\)",
-        ),
-        (
-            entropy(weight=torch.ones(3)),
-            entropy(weight=torch.arange(3.0)),
-            "objective.loss.keywords.weight .*sha256",
-        ),
-        (
-            train.objective(nn.CrossEntropyLoss(weight=torch.ones(3))),
-            train.objective(nn.CrossEntropyLoss(weight=torch.arange(3.0))),
-            "objective.loss.weight .*sha256",
-        ),
+WEIGHTS = torch.ones(3), torch.arange(3.0)
+LOSSES = {
+    r"objective\.kind": (functools.partial(OBJECTIVE), OBJECTIVE),
+    r"objective\.loss\.keywords\.label_smoothing \(0\.1 there, 0\.2 here\)": (
+        entropy(label_smoothing=0.1), entropy(label_smoothing=0.2)
+    ),
+    r"objective\.loss\.keywords\.weight .*sha256": [entropy(weight=one) for one in WEIGHTS],
+    r"objective\.loss\.weight .*sha256": [
+        train.objective(nn.CrossEntropyLoss(weight=one)) for one in WEIGHTS
     ],
-)
-def test_a_checkpoint_of_another_loss_is_refused_by_name(tmp_path, before, after, words):
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", LOSSES)
+def test_a_checkpoint_of_another_loss_is_refused_by_name(tmp_path, words):
+    before, after = LOSSES[words]
     run(tmp_path, objective=before, config={"steps": 4})
     refused(tmp_path, words, objective=after, config={"steps": 4}, resume=True)
     run(tmp_path, objective=before, config={"steps": 4}, resume=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
-from wflow._core.extras import install
+from wflow._core.extras import required
 from wflow._core.files import locked, opened, read_object, read_whole, remove_drafts
 from wflow._version import __version__
 from wflow.nets import registry
@@ -35,6 +35,7 @@ _KINDS = {
 _SAVED = "a folder of save_pretrained"
 _AGAIN = "get the folder again, or save the network again"
 _LOCK = f"{WEIGHTS}.lock.new"  # a training has the lock of its folder, and saves do not wait for it
+_LIBRARY = "safetensors.torch", "nets", "folders of networks"
 _PATIENCE = 600.0  # seconds; a save takes some
 
 
@@ -101,7 +102,7 @@ class Pretrained(nn.Module):
         config, values = registry.config(self), self.state_dict()
         firsts = dict.fromkeys(registry.shared(self).values())
         state = {name: values[name].detach().cpu().contiguous() for name in firsts}
-        library = safetensors()
+        library = required(*_LIBRARY)
         try:
             data = library.save(state, {"format": "pt", "wflow-network": __version__})
         except Exception as error:  # of tensors that the format does not know
@@ -200,7 +201,7 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
     InputError
         For a file that is missing or damaged, or has another checksum.
     """
-    library = safetensors()
+    library = required(*_LIBRARY)
     with opened(path, "weights of a network") as file:
         data = read_whole(file, path, factor=2.0)  # the bytes, and the tensors made of them
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
@@ -213,18 +214,6 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
     except Exception as error:  # its errors are of several kinds, one of them from Rust
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{path} is no whole safetensors file ({reason}): {_AGAIN}") from None
-
-
-def safetensors() -> Any:
-    """The module `safetensors.torch`; InputError where the package is missing."""
-    try:
-        import safetensors.torch as library
-    except ImportError as error:
-        raise InputError(
-            "folders of networks need the package safetensors, which cannot be imported "
-            f"({error}); install it with: {install('nets')}"
-        ) from None
-    return library
 
 
 def _fresh(folder: Path, sha256: str) -> Path:

@@ -30,7 +30,6 @@ from collections.abc import Collection, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from functools import lru_cache, partial
-from importlib import import_module
 from io import BufferedReader, TextIOWrapper
 from itertools import islice
 from multiprocessing import cpu_count
@@ -41,7 +40,7 @@ import numpy as np
 
 from wflow._core.checks import number, path_of, switch, whole
 from wflow._core.errors import InputError
-from wflow._core.extras import install
+from wflow._core.extras import required
 from wflow._core.files import opened, own_folder, read_object, replace_file
 from wflow._core.processes import check_main_guard, pool, starting_processes
 from wflow._core.progress import progress
@@ -245,13 +244,7 @@ def _check_length(length: int) -> None:
 
 
 def _library(part: str = "") -> Any:
-    try:
-        return import_module(f"pyarrow.{part}".rstrip("."))
-    except ImportError as error:
-        raise InputError(
-            f"tables and packed texts are read by pyarrow, which cannot be imported ({error}); "
-            f"install it with: {install('studies')}"
-        ) from None
+    return required(f"pyarrow.{part}".rstrip("."), "studies", "tables and packed texts")
 
 
 # Tokens

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from pickle import PicklingError
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -248,33 +248,17 @@ def read(path: Path) -> dict[str, Any]:
     InputError
         For a file that is missing or damaged, or of another program.
     """
-    with opened(path, "a file written by wflow.nets.train") as file:
-        content, whole = _load(path, file)
-    form = str(content.get("format") if isinstance(content, dict) else type(content).__name__)
-    if not _FORMATS.fullmatch(form):
-        raise InputError(
-            f"{path} has the format {form:.40}: expected a {TRAINING.words} or {MODEL.words}; "
-            "take another file, or update wflow where a newer one wrote it"
-        )
-    if form.endswith("/4") and not whole:
-        raise InputError(f"{path} is damaged: its SHA-256 is another than when written; {_AGAIN}")
-    return {"network": json.dumps("an earlier version of wflow wrote it")} | content
-
-
-def _load(path: Path, file: IO[bytes]) -> tuple[Any, bool]:
-    """What an archive holds, read by torch, and whether it has the digest that it was given."""
     try:
-        check_zip(file, path)
-        digest, end = hashlib.sha256(), os.fstat(file.fileno()).st_size - _DIGEST
-        while chunk := file.read(min(2**20, max(0, end - file.tell()))):
-            digest.update(chunk)
-        whole = file.read() == digest.hexdigest().encode()
-        if not whole:
-            with zipfile.ZipFile(file) as archive:
-                if archive.testzip() is not None:
-                    raise zipfile.BadZipFile
-        file.seek(0)
-        return load_tensors(file), whole
+        with opened(path, "a file written by wflow.nets.train") as file:
+            check_zip(file, path)
+            digest, end = hashlib.sha256(), os.fstat(file.fileno()).st_size - _DIGEST
+            while chunk := file.read(min(2**20, max(0, end - file.tell()))):
+                digest.update(chunk)
+            whole = file.read() == digest.hexdigest().encode()
+            if not whole and zipfile.ZipFile(file).testzip() is not None:
+                raise zipfile.BadZipFile
+            file.seek(0)
+            content = load_tensors(file)
     except InputError:
         raise
     except Exception as error:  # a damaged or hostile file can fail in any way
@@ -284,6 +268,15 @@ def _load(path: Path, file: IO[bytes]) -> tuple[Any, bool]:
             f"{path} cannot be read ({reason}): it is damaged, or holds other things than tensors "
             f"and numbers; nothing in it was executed. {_AGAIN.capitalize()}"
         ) from None
+    form = str(content.get("format") if isinstance(content, dict) else type(content).__name__)
+    if not _FORMATS.fullmatch(form):
+        raise InputError(
+            f"{path} has the format {form:.40}: expected a {TRAINING.words} or {MODEL.words}; "
+            "take another file, or update wflow where a newer one wrote it"
+        )
+    if form.endswith("/4") and not whole:
+        raise InputError(f"{path} is damaged: its SHA-256 is another than when written; {_AGAIN}")
+    return {"network": json.dumps("an earlier version of wflow wrote it")} | content
 
 
 # --- the folder of a training ------------------------------------------------------------------

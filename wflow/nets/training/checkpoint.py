@@ -19,6 +19,7 @@ import re
 import zipfile
 from collections.abc import Mapping
 from contextlib import ExitStack
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from pickle import PicklingError
 from typing import Any, TypeVar
@@ -251,10 +252,9 @@ def read(path: Path) -> dict[str, Any]:
     try:
         with opened(path, "a file written by wflow.nets.train") as file:
             check_zip(file, path)
-            digest, end = hashlib.sha256(), os.fstat(file.fileno()).st_size - _DIGEST
-            while chunk := file.read(min(2**20, max(0, end - file.tell()))):
-                digest.update(chunk)
-            whole = file.read() == digest.hexdigest().encode()
+            with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+                digest = hashlib.sha256(memoryview(data)[:-_DIGEST]).hexdigest()
+                whole = data[-_DIGEST:] == digest.encode()
             if not whole and zipfile.ZipFile(file).testzip() is not None:
                 raise zipfile.BadZipFile
             file.seek(0)

@@ -176,8 +176,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     InputError
         For a folder without one, or one that is no JSON object.
     """
-    if not folder.is_dir():
-        raise InputError(f"{folder} is no folder: expected {_SAVED}")
     return read_object(folder / CONFIG, f"the configuration in {_SAVED}")
 
 

@@ -1,8 +1,9 @@
-"""Files and zip archives that tests of data put into folders."""
+"""Files, zip archives and a trap that tests put into folders."""
 
 import io
 import zipfile
 from pathlib import Path
+from typing import Any
 
 
 def zipped(contents: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> bytes:
@@ -20,3 +21,13 @@ def fill(folder: Path, contents: dict[str, bytes]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
+
+
+class Hostile:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.path, "w")

@@ -1,8 +1,15 @@
-"""Files of trainings and networks: damaged ones, those of earlier versions, other trainings."""
+"""Files of trainings and networks: damaged ones, those of earlier versions and of others."""
 
+import contextlib
 import json
+import os
 import pickle
+import shutil
+import subprocess
+import sys
+import time
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +17,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from archives import Hostile  # noqa: E402
 from torch.torch_version import TorchVersion  # noqa: E402
-from trainings import Points, assert_same, crash, network, refused, run  # noqa: E402
+from trainings import FILES, ROOT, Points, assert_same, bytes_of, crash, network, refused, run  # noqa: E402
 
 from wflow import InputError  # noqa: E402
 from wflow._core import memory  # noqa: E402
@@ -19,16 +27,6 @@ from wflow.nets import checks, train  # noqa: E402
 from wflow.nets.models.gpt import GPT  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-class Hostile:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return open, (self.path, "w")
 
 
 def flipped(place):
@@ -65,7 +63,6 @@ DAMAGES = {
     "newer": saved_again(lambda content: content | {"format": "wflow-training/9"}),
     "code": saved_again(lambda content: content | {"extra": Hostile("touched")}),
     "code in a pickle": lambda path: path.write_bytes(pickle.dumps(Hostile("touched"), 2)),
-    "no file": lambda path: (path.unlink(), path.mkdir()),
 }
 
 
@@ -86,12 +83,6 @@ def test_a_damaged_file_is_refused_in_one_line_and_nothing_changes(damage, tmp_p
         assert all(map(torch.equal, before, model.parameters()))
     refused(tmp_path, r"checkpoint\.pt", config={"steps": 2}, evaluate=None, resume=True)
     assert not (tmp_path / "touched").exists()
-
-
-def test_the_trap_is_a_real_one(tmp_path):
-    torch.save(Hostile(tmp_path / "touched"), tmp_path / "w.pt")
-    torch.load(tmp_path / "w.pt", weights_only=False).close()
-    assert (tmp_path / "touched").exists()
 
 
 def test_a_file_of_save_model_is_no_checkpoint(tmp_path):
@@ -224,3 +215,136 @@ def test_a_parameter_without_a_gradient_has_no_state_and_resumes(tmp_path):
     with pytest.raises(RuntimeError, match="power cut"):
         run(tmp_path, model=partly(), batches=Points(fault=crash, at=9))
     assert_same(run(tmp_path, model=partly(9), resume=True), run(model=partly()))
+
+
+# --- files of others, of a kill and of two trainings ------------------------------------------
+
+
+def words(path):
+    path.write_text("text of another program")
+
+
+def link(path):
+    target = path.with_name("target")
+    words(target)
+    path.symlink_to(target)
+
+
+def foreign_hdf5(path):
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file["x"] = 1.0
+
+
+KINDS = [words, link, foreign_hdf5, os.mkfifo, os.mkdir]
+
+
+@contextlib.contextmanager
+def unchanged(path):
+    """The path is of the same kind at the end, and all files of its folder are the same bytes."""
+    before, files = os.lstat(path), bytes_of_regular(path.parent)
+    yield
+    now = os.lstat(path)
+    assert (now.st_mode, now.st_ino) == (before.st_mode, before.st_ino)
+    assert bytes_of_regular(path.parent) == files
+
+
+def bytes_of_regular(folder):
+    files = (path for path in folder.iterdir() if not path.is_fifo())
+    return {path.name: path.read_bytes() for path in files if path.is_file()}
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("name", FILES)
+def test_what_wflow_did_not_write_is_never_replaced(make, name, tmp_path):
+    path = tmp_path / name
+    make(path)
+    calls = [
+        *(partial(run, tmp_path, **{option: True}) for option in ("resume", "overwrite")),
+        partial(run, tmp_path),
+        partial(train.save_model, path, network()),
+        partial(train.load_model, path, network()),
+        partial(train.restore, path),
+    ]
+    with unchanged(path):
+        for call in calls:
+            with pytest.raises(InputError, match=str(tmp_path)):
+                call()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    run(folder)
+    return folder
+
+
+@pytest.mark.parametrize("make", [words, link])
+@pytest.mark.parametrize("name", [train.METRICS, train.METRICS_JSON])
+def test_a_resumed_training_does_not_replace_it_either(make, name, trained, tmp_path):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+    with unchanged(tmp_path / name), pytest.raises(InputError, match=name):
+        run(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("make", [words, link])
+def test_files_that_appear_during_a_training_are_kept(make, tmp_path):
+    with pytest.raises(InputError, match=r"checkpoint\.pt"):
+        run(tmp_path, batches=Points(fault=lambda: make(tmp_path / train.CHECKPOINT), at=1))
+    assert {path.name for path in tmp_path.iterdir()} <= {train.CHECKPOINT, "target"}
+    assert (tmp_path / train.CHECKPOINT).read_text() == "text of another program"
+
+
+def test_save_model_does_not_replace_a_checkpoint(trained, tmp_path):
+    shutil.copy(trained / train.CHECKPOINT, tmp_path)
+    with pytest.raises(InputError, match="save_model"):
+        train.save_model(tmp_path / train.CHECKPOINT, network())
+    train.save_model(tmp_path / "w.pt", network())
+    train.save_model(tmp_path / "w.pt", network(1), "again")
+    assert train.load_model(tmp_path / "w.pt", network()) == "again"
+
+
+def test_a_checkpoint_that_is_cut_off_can_be_overwritten(trained, tmp_path):
+    path = tmp_path / train.CHECKPOINT
+    path.write_bytes((trained / train.CHECKPOINT).read_bytes()[:2000])
+    run(tmp_path, overwrite=True)
+    train.load_model(path, network())
+
+
+def test_the_drafts_of_a_killed_training_are_removed_and_nothing_else(tmp_path):
+    drafts = [f"{name}.0123abcd.new" for name in FILES]
+    others = ["checkpoint.pt.new", "notes.0123abcd.new", "checkpoint.pt.mine.new"]
+    for name in (*drafts, *others):
+        words(tmp_path / name)
+    (tmp_path / "metrics.h5.89abcdef.new").symlink_to(tmp_path / others[0])
+    run(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {*FILES, *others, "metrics.h5.89abcdef.new"}
+
+
+def test_a_killed_training_leaves_a_checkpoint_that_loads_and_does_not_block_the_next(tmp_path):
+    program = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from trainings import *\n"
+        f"run({str(tmp_path)!r}, config={{'steps': 10**6, 'checkpoint_every': 1}})\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / train.METRICS_JSON).exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(InputError, match="another training"):
+            run(tmp_path, overwrite=True)
+        for _ in range(20):  # any file that a reader finds is whole
+            train.load_model(tmp_path / train.CHECKPOINT, network())
+    finally:
+        process.kill()
+        process.wait()
+    saved = torch.load(tmp_path / train.CHECKPOINT, weights_only=True)
+    assert saved["history"]["rows"].shape[0] == saved["step"] > 0
+    assert_same(run(tmp_path, overwrite=True), run())
+    assert sorted(bytes_of(tmp_path)) == sorted(FILES)

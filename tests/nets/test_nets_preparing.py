@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
 from wflow import InputError, nets  # noqa: E402
+from wflow._core.files import own_folder  # noqa: E402
 from wflow.cli import main  # noqa: E402
 from wflow.nets.data import preparing  # noqa: E402
 from wflow.nets.data.token_files import INDEX, JOURNAL  # noqa: E402
@@ -77,7 +78,7 @@ def write(folder, kind="jsonl", texts=TEXTS, name="part"):
 
 
 def prepare(source, out, **options):
-    return nets.data.prepare_text(source, out, tokenizer=PAIRS, **OPTIONS | options)
+    return nets.data.prepare_text(source, out, **{"tokenizer": PAIRS} | OPTIONS | options)
 
 
 def bytes_of(folder):
@@ -132,15 +133,6 @@ def test_the_files_depend_on_the_documents_alone(tmp_path, whole, kind, batch, m
         assert found[name] == whole[name]
 
 
-def test_several_files_are_read_in_the_order_of_their_names_without_hidden_ones(tmp_path, whole):
-    write(tmp_path / "two", texts=TEXTS[:20], name="a")
-    write(tmp_path / "two", texts=TEXTS[20:], name="b")
-    (tmp_path / "two" / "._a.jsonl").write_bytes(b"\0\5\x16\7")  # as macOS leaves them
-    (tmp_path / "two" / ".b.txt").write_text("hidden")
-    prepare(tmp_path / "two", tmp_path / "out")
-    assert bytes_of(tmp_path / "out")["train.bin"] == whole["train.bin"]
-
-
 def test_copies_of_a_text_are_in_one_part_and_order_does_not_matter(tmp_path):
     doubled = [text for text in TEXTS for _ in range(2)]
     first = prepare(write(tmp_path / "a", texts=doubled), tmp_path / "one")
@@ -154,15 +146,6 @@ def test_copies_of_a_text_are_in_one_part_and_order_does_not_matter(tmp_path):
     assert not sets[0] & train
     other = prepare(tmp_path / "b", tmp_path / "three", seed=4)
     assert other.validation.sha256 != second.validation.sha256
-
-
-def test_lines_begin_documents_of_plain_text(tmp_path):
-    (tmp_path / "wiki.txt").write_text("= A =\nowl\n== a ==\n= B =\ncat\n= C =\ndog\n" * 3)
-    text = prepare(tmp_path / "wiki.txt", tmp_path / "out", begins="^= ", validation=0.4, seed=0)
-    assert text.description["documents"] == 9
-    decode = text.tokenizer().decode
-    decoded = "".join(decode(part[:]) for part in (text.train, text.validation))
-    assert decoded.count("= A =\nowl\n== a ==\n" + END) == 3
 
 
 def read(file, begins=None):
@@ -188,22 +171,16 @@ def test_documents_begin_with_a_line(tmp_path, end):
     assert read(tmp_path / "wiki.txt", r"^= .* =$") == found
 
 
-@pytest.mark.parametrize("contents", [[""], ["", " \n"]])
-def test_a_corpus_without_text_is_refused(tmp_path, contents):
-    source = tmp_path / "texts"
-    source.mkdir()
-    for k, content in enumerate(contents):
-        (source / f"{k}.txt").write_text(content)
-    with pytest.raises(InputError, match="documents"):
-        prepare(source, tmp_path / "out")
-
-
-def test_empty_documents_and_halves_of_surrogates_are_counted(tmp_path):
-    rows = [{"text": text} for text in (*TEXTS, "", " \n", None, "broken \ud83d owl")]
-    file = tmp_path / "texts.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
-    found = prepare(file, tmp_path / "out").description
-    assert (found["documents"], found["empty"], found["repaired"]) == (61, 3, 1)
+def test_what_is_no_document_is_left_out_and_counted(tmp_path, whole):
+    source = write(tmp_path / "two", texts=[*TEXTS[:20], "", " \n", None], name="a")
+    write(source, texts=TEXTS[20:], name="b")  # files are read in the order of their names
+    (source / "._a.jsonl").write_bytes(b"\0\5\x16\7")  # as macOS leaves them
+    (source / ".b.txt").write_text("hidden")
+    found = prepare(source, tmp_path / "out").description
+    assert (found["documents"], found["empty"], found["repaired"]) == (60, 3, 0)
+    assert bytes_of(tmp_path / "out")["train.bin"] == whole["train.bin"]
+    source = write(tmp_path / "halves", texts=[*TEXTS, "broken \ud83d owl"])  # of a surrogate pair
+    assert prepare(source, tmp_path / "repaired").description["repaired"] == 1
 
 
 # Kills, full disks, several processes
@@ -272,17 +249,16 @@ def test_a_preparation_that_was_cut_off_continues_to_the_same_bytes(
 def test_a_kill_between_the_last_steps_leaves_nothing_that_passes_for_whole(
     tmp_path, whole, monkeypatch, moment
 ):
-    out, describe = tmp_path / "out", preparing._describe
+    out, describe = tmp_path / "out", preparing.write_description
 
     def write_and_die(path, content):
+        if path.name != INDEX or moment == "journal":
+            describe(path, content)
         if path.name == INDEX:
-            if moment == "journal":
-                describe(path, content)
             raise Power
-        describe(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparing, "_describe", write_and_die)
+        patch.setattr(preparing, "write_description", write_and_die)
         with pytest.raises(Power):
             prepare(tmp_path / "texts", out)
     if moment == "index":
@@ -293,26 +269,26 @@ def test_a_kill_between_the_last_steps_leaves_nothing_that_passes_for_whole(
 
 
 @pytest.mark.usefixtures("every_batch")
-def test_a_file_shorter_than_the_journal_says_is_refused(tmp_path, monkeypatch):
+def test_another_preparation_or_a_shorter_file_does_not_continue(tmp_path, monkeypatch):
     source, out = write(tmp_path / "texts"), tmp_path / "out"
     cut_off(monkeypatch, source, out, 4)
-    file = out / "train.bin"
-    file.write_bytes(file.read_bytes()[:-3])
+    for changed in ({"seed": 9}, {"validation": 0.3}, {"name": "other"}):
+        with pytest.raises(InputError, match="differ"):
+            prepare(source, out, resume=True, **changed)
+    (out / "train.bin").write_bytes((out / "train.bin").read_bytes()[:-3])
     with pytest.raises(InputError, match="--overwrite"):
+        prepare(source, out, resume=True)
+    os.utime(source / "part.jsonl", ns=(1, 1))
+    with pytest.raises(InputError, match="changed"):
         prepare(source, out, resume=True)
     prepare(source, out, overwrite=True).verify()
 
 
-@pytest.mark.usefixtures("every_batch")
-def test_another_preparation_does_not_continue_this_one(tmp_path, monkeypatch):
-    source, out = write(tmp_path / "texts"), tmp_path / "out"
-    cut_off(monkeypatch, source, out, 2)
-    for changed in ({"seed": 9}, {"validation": 0.3}, {"name": "other"}):
-        with pytest.raises(InputError, match="differ"):
-            prepare(source, out, resume=True, **changed)
-    os.utime(source / "part.jsonl", ns=(1, 1))
-    with pytest.raises(InputError, match="changed"):
-        prepare(source, out, resume=True)
+def test_two_preparations_do_not_share_a_folder(tmp_path):
+    source = write(tmp_path / "texts")
+    with own_folder(tmp_path / "out", "preparation"), pytest.raises(InputError, match="out"):
+        prepare(source, tmp_path / "out")
+    prepare(source, tmp_path / "out")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="no limits of files here")
@@ -353,8 +329,8 @@ if __name__ == "__main__":
 """
 
 
-def start(source, out, workers=1, resume="", program=PROGRAM):
-    (out.parent / "program.py").write_text(program)
+def start(source, out, workers=1, resume=""):
+    (out.parent / "program.py").write_text(PROGRAM)
     for name, content in zip(("encoder.json", "vocab.bpe"), PAIRS, strict=True):
         (source / name).write_bytes(content)
     return child(out.parent / "program.py", source, out, workers, resume)
@@ -413,49 +389,22 @@ def test_processes_that_make_tokens_end_with_the_one_that_started_them(tmp_path,
         time.sleep(0.05)
 
 
-def test_a_process_that_dies_while_it_starts_is_an_error_and_no_end_of_waiting(tmp_path, cases):
-    """It imports the script of the first one before it reads what it is to do."""
-    if not cases(0, 1):
-        pytest.skip("with --long: processes are slow to start")
-    source = write(tmp_path / "texts")
-    dies = 'import os\nif __name__ != "__main__":\n    os._exit(1)\n'
-    process = start(source, tmp_path / "out", 2, program=dies + PROGRAM)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 1 and "was killed" in said and "__main__" in said
-    with pytest.raises(InputError, match="not finished"):
-        nets.data.TokenFiles(tmp_path / "out")
-
-
-def test_of_two_preparations_at_once_one_is_refused(tmp_path, monkeypatch):
-    source, out = write(tmp_path / "texts"), tmp_path / "out"
-    real, said = preparing._encode, []
-
-    def encode(*given):
-        if not said:
-            said.append("")
-            with pytest.raises(InputError, match="preparation") as caught:
-                prepare(source, out, resume=True)
-            said[0] = str(caught.value)
-        return real(*given)
-
-    monkeypatch.setattr(preparing, "_encode", encode)
-    prepare(source, out).verify()
-    assert str(out) in said[0]
-
-
 # Files of others, and bad input
 # ------------------------------
 
 
-@pytest.mark.parametrize("name", ["train.bin", INDEX, JOURNAL, "encoder.json"])
-def test_files_of_others_are_never_replaced(tmp_path, name):
+@pytest.mark.parametrize("name", ["train.bin", INDEX, JOURNAL])
+@pytest.mark.parametrize("content", [b'{"of": "others"}', b"{", b"[]", b"\xff"])
+def test_files_of_others_and_damaged_ones_are_named_and_never_replaced(tmp_path, name, content):
     source, out = write(tmp_path / "texts"), tmp_path / "out"
     out.mkdir()
-    (out / name).write_text('{"of": "others"}')
+    (out / name).write_bytes(content)
     for options in ({}, {"overwrite": True}, {"resume": True}):
-        with pytest.raises(InputError, match=r"wflow|exists"):
+        with pytest.raises(InputError, match=name):
             prepare(source, out, **options)
-        assert bytes_of(out) == {name: b'{"of": "others"}'}
+        assert bytes_of(out) == {name: content}
+    with pytest.raises(InputError, match=INDEX if name == INDEX else str(out)):
+        nets.data.TokenFiles(out)
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path):
@@ -481,19 +430,20 @@ BAD = {
     "no table": ("part.parquet", b"an owl"),
     "no Arrow": ("part.arrow", b"an owl"),
     "empty": ("part.arrow", b""),
-    "another kind beside": ("more.TXT", b"an owl"),
+    "no mark for long": ("part.txt", b"an owl\n" * 100),
+    "no text": ("part.txt", b""),
+    "blank": ("part.txt", b" \n"),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_texts_that_cannot_be_read_are_named(tmp_path, what):
+def test_texts_that_cannot_be_read_are_named(tmp_path, what, monkeypatch):
     pytest.importorskip("pyarrow")
-    source = write(tmp_path / "texts") if "beside" in what else tmp_path
+    monkeypatch.setattr(preparing, "_LONGEST", 600)
     name, content = BAD[what]
-    (source / name).write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        prepare(source, tmp_path / "out")
-    assert str(source if "beside" in what else source / name) in str(caught.value)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match="documents" if what in ("no text", "blank") else name):
+        prepare(tmp_path, tmp_path / "out")
     with pytest.raises(InputError):
         nets.data.TokenFiles(tmp_path / "out")
 
@@ -542,20 +492,6 @@ def test_damaged_tables_are_named_and_never_end_the_interpreter(tmp_path):
     assert refused <= set(given[1].read_text().split())
 
 
-def test_a_part_without_documents_is_an_error_that_says_what_to_do(tmp_path):
-    source = write(tmp_path / "texts")
-    with pytest.raises(InputError, match="validation"):
-        prepare(source, tmp_path / "out", validation=1e-9)
-    assert not (tmp_path / "out" / INDEX).exists()
-
-
-def test_a_document_without_end_is_refused_with_advice(tmp_path, monkeypatch):
-    monkeypatch.setattr(preparing, "_LONGEST", 100)
-    (tmp_path / "long.txt").write_text("an owl\n" * 100)
-    with pytest.raises(InputError, match="begins"):
-        prepare(tmp_path / "long.txt", tmp_path / "out")
-
-
 MEMORY = """
 import resource, sys
 from pathlib import Path
@@ -585,24 +521,24 @@ def test_a_long_line_takes_little_memory(tmp_path):
     assert int(out) < 40 * (tmp_path / "long.jsonl").stat().st_size
 
 
-def test_a_tokenizer_without_the_mark_is_refused(tmp_path):
-    source = write(tmp_path / "texts")
-    encoder = json.loads(PAIRS[0])
-    del encoder[END]
-    with pytest.raises(InputError, match="endoftext"):
-        nets.data.prepare_text(
-            source, tmp_path / "out", tokenizer=(json.dumps(encoder).encode(), PAIRS[1])
-        )
-
-
-@pytest.mark.parametrize("change", [{"validation": 0.0}, {"validation": 1.0}, {"seed": -1},
-                                    {"workers": 0}, {"begins": "("},
-                                    {"resume": True, "overwrite": True}])  # fmt: skip
-def test_options_out_of_range_are_refused_before_anything_is_written(tmp_path, change):
+@pytest.mark.parametrize("change", [
+    {"validation": 0.0}, {"validation": 1.0}, {"seed": -1}, {"workers": 0}, {"begins": "("},
+    {"resume": True, "overwrite": True}, {"tokenizer": (b'{"a": 0}', PAIRS[1])},
+])  # fmt: skip
+def test_options_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, change):
     source = write(tmp_path / "texts")
     with pytest.raises(InputError):
         prepare(source, tmp_path / "out", **change)
     assert not (tmp_path / "out").exists()
+    (source / "more.TXT").write_text("an owl")
+    with pytest.raises(InputError, match="several kinds"):
+        prepare(source, tmp_path / "out")
+
+
+def test_a_part_without_documents_is_not_finished(tmp_path):
+    with pytest.raises(InputError, match="validation"):
+        prepare(write(tmp_path / "texts"), tmp_path / "out", validation=1e-9)
+    assert not (tmp_path / "out" / INDEX).exists()
 
 
 def test_a_split_of_a_saved_data_set_has_all_its_files(tmp_path):
@@ -633,10 +569,3 @@ def test_the_command_prepares_and_says_what_it_made(tmp_path, whole, capsys):
     assert main(command) == 2
     assert "add --resume" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
-
-
-@pytest.mark.parametrize("content", [b'{"schema": "wflow-tokens/1"}', b"{", b"[]", b"\xff"])
-def test_an_index_that_is_damaged_is_refused_by_name(tmp_path, whole, content):
-    (tmp_path / "whole" / INDEX).write_bytes(content)
-    with pytest.raises(InputError, match=INDEX):
-        nets.data.TokenFiles(tmp_path / "whole")

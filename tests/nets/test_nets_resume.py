@@ -138,10 +138,6 @@ def test_a_finished_training_is_read_and_not_done_again(tmp_path):
     assert (tmp_path / train.METRICS).exists()
 
 
-def test_resume_begins_where_there_is_nothing(tmp_path):
-    assert_same(run(tmp_path / "new", resume=True), run())
-
-
 def test_metrics_follow_the_checkpoint_after_a_kill_between_them(tmp_path, monkeypatch):
     writer, calls = train._Run._write_metrics, []
 
@@ -248,6 +244,7 @@ def test_existing_results_are_kept_unless_overwrite_is_asked(tmp_path):
     old = run(tmp_path)
     refused(tmp_path, r"checkpoint\.pt exists.*resume.*overwrite")
     refused(tmp_path, "choose one", resume=True, overwrite=True)
+    refused(tmp_path, "rows", overwrite=True, batches=Points(batch=7))  # before it is replaced
     new = run(tmp_path, overwrite=True, config={"seed": 4})
     assert not np.array_equal(old[1]["loss"], new[1]["loss"])
     with xarray.open_dataset(tmp_path / train.METRICS, engine="h5netcdf") as read:
@@ -255,11 +252,6 @@ def test_existing_results_are_kept_unless_overwrite_is_asked(tmp_path):
     (tmp_path / train.CHECKPOINT).unlink()
     refused(tmp_path, r"metrics\.h5 exists")
     refused(tmp_path, r"checkpoint\.pt does not exist", resume=True)
-
-
-def test_overwriting_begins_when_there_is_something_new(tmp_path):
-    run(tmp_path)
-    refused(tmp_path, "rows", overwrite=True, batches=Points(batch=7))
 
 
 def test_a_checkpoint_of_another_configuration_is_refused_by_name(tmp_path):
@@ -286,28 +278,22 @@ def entropy(**options):
     return train.objective(functools.partial(functional.cross_entropy, **options))
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        (functools.partial(OBJECTIVE), OBJECTIVE, "objective.kind"),
-        (
-            entropy(label_smoothing=0.1),
-            entropy(label_smoothing=0.2),
-            r"objective.loss.keywords.label_smoothing \(0.1 there, 0.2 here\)",
-        ),
-        (
-            entropy(weight=torch.ones(3)),
-            entropy(weight=torch.arange(3.0)),
-            "objective.loss.keywords.weight .*sha256",
-        ),
-        (
-            train.objective(nn.CrossEntropyLoss(weight=torch.ones(3))),
-            train.objective(nn.CrossEntropyLoss(weight=torch.arange(3.0))),
-            "objective.loss.weight .*sha256",
-        ),
+WEIGHTS = torch.ones(3), torch.arange(3.0)
+LOSSES = {
+    r"objective\.kind": (functools.partial(OBJECTIVE), OBJECTIVE),
+    r"objective\.loss\.keywords\.label_smoothing \(0\.1 there, 0\.2 here\)": (
+        entropy(label_smoothing=0.1), entropy(label_smoothing=0.2)
+    ),
+    r"objective\.loss\.keywords\.weight .*sha256": [entropy(weight=one) for one in WEIGHTS],
+    r"objective\.loss\.weight .*sha256": [
+        train.objective(nn.CrossEntropyLoss(weight=one)) for one in WEIGHTS
     ],
-)
-def test_a_checkpoint_of_another_loss_is_refused_by_name(tmp_path, before, after, words):
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", LOSSES)
+def test_a_checkpoint_of_another_loss_is_refused_by_name(tmp_path, words):
+    before, after = LOSSES[words]
     run(tmp_path, objective=before, config={"steps": 4})
     refused(tmp_path, words, objective=after, config={"steps": 4}, resume=True)
     run(tmp_path, objective=before, config={"steps": 4}, resume=True)
@@ -333,15 +319,6 @@ def test_options_of_computing_may_change_at_a_resume(tmp_path):
         assert np.array_equal(changed[1]["loss"], run()[1]["loss"])
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot make"):
-        run(tmp_path / "file")
-    for option in ("resume", "overwrite", "tensorboard"):
-        with pytest.raises(InputError, match="give out"):
-            run(**{option: True})
-
-
 def test_of_two_trainings_at_once_in_one_folder_one_is_refused(tmp_path):
     refused = []
 
@@ -352,6 +329,16 @@ def test_of_two_trainings_at_once_in_one_folder_one_is_refused(tmp_path):
 
     assert_same(run(tmp_path / "net", batches=Points(fault=second, at=6)), run())
     assert str(tmp_path / "net") in refused[0]
+
+
+def test_a_folder_that_cannot_be_made_or_was_not_given_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for out, options in (
+        (tmp_path / "file", {}), (None, {"resume": True}), (None, {"overwrite": True}),
+        (None, {"tensorboard": True}),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=r"cannot make|give out"):
+            run(out, **options)
 
 
 def test_a_device_that_is_absent_is_refused(monkeypatch, tmp_path):
@@ -366,9 +353,6 @@ def test_a_device_that_is_absent_is_refused(monkeypatch, tmp_path):
     with pytest.raises(InputError, match="no CUDA device"):
         run(tmp_path / "out", config={"device": "cuda"})
     assert not (tmp_path / "out").exists()
-
-
-def test_a_gpu_number_that_is_absent_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert train.device("auto") == train.device("cuda") == torch.device("cuda", 0)

@@ -4,7 +4,11 @@ On the package index the name wflow belongs to another project: every message na
 distribution, by `install`.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
+
+from wflow._core.errors import InputError
 
 DISTRIBUTION = "wflow-transformers"
 
@@ -23,6 +27,39 @@ def install(extra: str) -> str:
         The command, for a message: it holds a space, so a colon should precede it.
     """
     return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def required(module: str, extra: str, purpose: str, otherwise: str = "") -> Any:
+    """Import a module that an extra brings.
+
+    Parameters
+    ----------
+    module : str
+        Its name, such as "safetensors.torch".
+    extra : str
+        Name of the extra.
+    purpose : str
+        What needs it, a plural for the message.
+    otherwise : str, default ""
+        What to do in place of installing it.
+
+    Returns
+    -------
+    module
+        The module.
+
+    Raises
+    ------
+    InputError
+        Where it cannot be imported; the message has the command that installs the extra.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise InputError(
+            f"{purpose} need the package {module.partition('.')[0]}, which cannot be imported "
+            f"({error}); install it with: {install(extra)}{otherwise and f', or {otherwise}'}"
+        ) from None
 
 
 def missing(packages: dict[str, str]) -> list[str]:

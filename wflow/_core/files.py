@@ -185,6 +185,26 @@ def read_json(file: IO[bytes], path: Path | str, *, most: int = LARGEST_JSON) ->
     return json.loads(read_whole(file, path, factor=33))  # [] has 3 bytes, and takes 64
 
 
+def read_object(path: Path, expected: str) -> dict[str, Any]:
+    """Return the JSON object in a file; `expected` says what it should be, for the message.
+
+    Raises
+    ------
+    InputError
+        As `opened` and `read_json`, and for what is no JSON object.
+    """
+    with opened(path, expected) as file:
+        try:
+            found = read_json(file, path)
+        except InputError:
+            raise
+        except (ValueError, RecursionError):
+            found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{path} is damaged, for it is no JSON object: expected {expected}")
+    return found
+
+
 def check_zip(file: IO[bytes], path: Path | str) -> None:
     """Raise InputError for a zip archive with packed files, or with more bytes than are stored.
 

@@ -1,5 +1,6 @@
 """Files that networks and trainings write: replaced whole, and only where wflow wrote them."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,14 +37,10 @@ def marked(start: bytes, mark: bytes) -> Callable[[Path], bool]:
 
 def check_replaceable(path: Path, kind: Kind) -> None:
     """Raise InputError unless a path is free, or that of a regular file of that kind."""
-    try:
-        mode = path.lstat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.lexists(path):
         return
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another path") from None
-    if path.is_symlink() or not path.is_file():
-        what = f"{kind_of_file(mode)}, and only regular files are replaced"
+    if os.path.islink(path) or not os.path.isfile(path):
+        what = f"{kind_of_file(path.lstat().st_mode)}, and only regular files are replaced"
     elif not kind.ours(path):
         what = f"no {kind.words} that wflow wrote"
     else:

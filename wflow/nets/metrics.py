@@ -23,7 +23,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, NamedTuple
 
@@ -32,7 +31,7 @@ from torch import Tensor, nn
 
 from wflow._core.checks import check_choice, number, path_of, whole
 from wflow._core.errors import InputError
-from wflow._core.extras import install
+from wflow._core.extras import required
 from wflow.nets.blocks import evaluating, output_of
 from wflow.nets.checks import check_torch, listed, module, tensor
 from wflow.nets.training.parallel import device as device_of
@@ -837,13 +836,7 @@ def _place(model: nn.Module) -> torch.device:
 
 
 def _library(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise InputError(
-            f"the metrics of texts need the package {name.partition('.')[0]}, which cannot be "
-            f"imported ({error}); install it with: {install('metrics')}"
-        ) from None
+    return required(name, "metrics", "the metrics of texts")
 
 
 def _version(package: str) -> str:

@@ -13,26 +13,21 @@ names they have, so that a process killed at any time leaves the old network or 
 import hashlib
 import json
 import os
-from contextlib import suppress
-from json import JSONDecodeError
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from torch import Tensor, nn
 
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
-from wflow._core.extras import install
-from wflow._core.files import locked, opened, read_json, read_whole, remove_drafts
+from wflow._core.extras import required
+from wflow._core.files import locked, opened, read_object, read_whole, remove_drafts
 from wflow._version import __version__
 from wflow.nets import registry
 from wflow.nets.files import Kind, check_replaceable, marked, replace
 
-N = TypeVar("N", bound=nn.Module)
-
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-_FORMAT = "wflow-network"
-_VERSION = 1
+_FORM = "wflow-network/1"
 _KINDS = {
     CONFIG: Kind("configuration of save_pretrained", marked(b"{", b'"wflow-network/')),
     WEIGHTS: Kind("file of save_pretrained", marked(b"", b'"wflow-network":')),
@@ -40,6 +35,7 @@ _KINDS = {
 _SAVED = "a folder of save_pretrained"
 _AGAIN = "get the folder again, or save the network again"
 _LOCK = f"{WEIGHTS}.lock.new"  # a training has the lock of its folder, and saves do not wait for it
+_LIBRARY = "safetensors.torch", "nets", "folders of networks"
 _PATIENCE = 600.0  # seconds; a save takes some
 
 
@@ -102,7 +98,31 @@ class Pretrained(nn.Module):
         >>> again.body.steps
         5
         """
-        _write(self, path_of(folder, "folder"))
+        folder = path_of(folder, "folder")
+        config, values = registry.config(self), self.state_dict()
+        firsts = dict.fromkeys(registry.shared(self).values())
+        state = {name: values[name].detach().cpu().contiguous() for name in firsts}
+        library = required(*_LIBRARY)
+        try:
+            data = library.save(state, {"format": "pt", "wflow-network": __version__})
+        except Exception as error:  # of tensors that the format does not know
+            raise InputError(f"the weights cannot be written as safetensors: {error}") from None
+        digest = hashlib.sha256(data).hexdigest()
+        whole = {"format": _FORM, "wflow": __version__, **config, "sha256": digest}
+        text = json.dumps(whole, indent=2) + "\n"
+        try:
+            with locked(folder, _LOCK, patience=_PATIENCE):
+                for name, kind in _KINDS.items():
+                    check_replaceable(folder / name, kind)
+                fresh = _fresh(folder, digest)
+                replace(fresh, _KINDS[WEIGHTS], lambda draft: draft.write_bytes(data))
+                replace(folder / CONFIG, _KINDS[CONFIG], lambda draft: draft.write_text(text))
+                os.replace(fresh, folder / WEIGHTS)
+                remove_drafts(folder, _KINDS)  # last: weights of a killed save are among them
+        except OSError as error:
+            busy = isinstance(error, BlockingIOError)
+            reason = "another process has been saving to it" if busy else error.strerror
+            raise InputError(f"cannot write into {folder}: {reason}; choose another") from None
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
@@ -135,7 +155,17 @@ class Pretrained(nn.Module):
         False
         """
         folder = path_of(folder, "folder")
-        return _read(folder, cls)
+        config = read_config(folder)
+        form = config.get("format", config.get("model_type"))
+        if form != _FORM:
+            raise InputError(
+                f"{folder / CONFIG} is of another program, or of a newer wflow ({form!s:.40}): "
+                f"expected {_SAVED}, with a {cls.__name__}"
+            )
+        digest = str(config.get("sha256"))
+        fresh = _fresh(folder, digest)
+        state = read_weights(fresh if fresh.is_file() else folder / WEIGHTS, digest)
+        return registry.filled(folder, config, state, cls)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -146,14 +176,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     InputError
         For a folder without one, or one that is no JSON object.
     """
-    if not folder.is_dir():
-        raise InputError(f"{folder} is no folder: expected {_SAVED}")
-    path = folder / CONFIG
-    with opened(path, f"the configuration in {_SAVED}") as file:
-        try:
-            return {**read_json(file, path)}
-        except (UnicodeError, JSONDecodeError, RecursionError, TypeError) as error:
-            raise InputError(f"{path} is damaged, for it is no JSON ({error}): {_AGAIN}") from None
+    return read_object(folder / CONFIG, f"the configuration in {_SAVED}")
 
 
 def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
@@ -176,7 +199,7 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
     InputError
         For a file that is missing or damaged, or has another checksum.
     """
-    library = safetensors()
+    library = required(*_LIBRARY)
     with opened(path, "weights of a network") as file:
         data = read_whole(file, path, factor=2.0)  # the bytes, and the tensors made of them
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
@@ -191,76 +214,6 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
         raise InputError(f"{path} is no whole safetensors file ({reason}): {_AGAIN}") from None
 
 
-def safetensors() -> Any:
-    """The module `safetensors.torch`; InputError where the package is missing."""
-    try:
-        import safetensors.torch as library
-    except ImportError as error:
-        raise InputError(
-            "folders of networks need the package safetensors, which cannot be imported "
-            f"({error}); install it with: {install('nets')}"
-        ) from None
-    return library
-
-
-def _write(network: nn.Module, folder: Path) -> None:
-    config = registry.config(network)
-    firsts = registry.shared(network)
-    state = {
-        name: value.detach().cpu().contiguous()
-        for name, value in network.state_dict().items()
-        if firsts[name] == name
-    }
-    library = safetensors()
-    try:
-        data = library.save(state, {"format": "pt", _FORMAT: __version__})
-    except Exception as error:  # of tensors that the format does not know
-        raise InputError(f"the weights cannot be written as safetensors: {error}") from None
-    digest = hashlib.sha256(data).hexdigest()
-    whole = {"format": f"{_FORMAT}/{_VERSION}", "wflow": __version__, **config, "sha256": digest}
-    text = json.dumps(whole, indent=2) + "\n"
-    try:
-        with locked(folder, _LOCK, patience=_PATIENCE):
-            for name, kind in _KINDS.items():
-                check_replaceable(folder / name, kind)
-            _settle(folder)  # the last step of a save that was killed before it
-            remove_drafts(folder, _KINDS)
-            replace(_fresh(folder, digest), _KINDS[WEIGHTS], lambda draft: draft.write_bytes(data))
-            replace(folder / CONFIG, _KINDS[CONFIG], lambda draft: draft.write_text(text))
-            _settle(folder)
-    except BlockingIOError:
-        raise InputError(
-            f"another process has been saving to {folder} for {_PATIENCE:g} s; stop it, or choose "
-            "another folder"
-        ) from None
-    except OSError as error:
-        raise InputError(
-            f"cannot write into the folder {folder}: {error.strerror}; choose another"
-        ) from None
-
-
 def _fresh(folder: Path, sha256: str) -> Path:
     """Name of the weights with that digest until they replace the old ones."""
-    return folder / f"{WEIGHTS}.{''.join(filter(str.isalnum, sha256[:16]))}.new"
-
-
-def _settle(folder: Path) -> None:
-    """Give the weights that the configuration names by their digest their final name."""
-    if (folder / CONFIG).exists():
-        with suppress(FileNotFoundError):  # they have it
-            os.replace(_fresh(folder, str(read_config(folder).get("sha256"))), folder / WEIGHTS)
-
-
-def _read(folder: Path, cls: type[N]) -> N:
-    config = read_config(folder)
-    form = config.get("format", config.get("model_type"))
-    if form != f"{_FORMAT}/{_VERSION}":
-        raise InputError(
-            f"{folder / CONFIG} is of another program, or of a newer wflow ({form!s:.40}): "
-            f"expected {_SAVED}, with a {cls.__name__}"
-        )
-    digest = str(config.get("sha256"))
-    network = {key: config[key] for key in ("network", "arguments", "body") if key in config}
-    fresh = _fresh(folder, digest)
-    state = read_weights(fresh if fresh.is_file() else folder / WEIGHTS, digest)
-    return registry.filled(folder, network, state, cls)
+    return folder / f"{WEIGHTS}.{sha256[:16]}.new"

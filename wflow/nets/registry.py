@@ -40,8 +40,9 @@ def register(cls: type[N]) -> type[N]:
     or lists and dictionaries of these; the first argument of a body may be the blocks that it
     wraps, and arguments that a class names in its attribute `PARTS` are registered networks, which
     it keeps under the same names. An attribute with the name of an argument has its current value:
-    `body.steps = 4` counts. Files are compared with a network on torch's device `meta` before one
-    with values is made, so the constructor must not read values of tensors.
+    `body.steps = 4` counts. Keys of dictionaries become text. Files are compared with a network on
+    torch's device `meta` before one with values is made, so the constructor must not read values
+    of tensors.
 
     Parameters
     ----------
@@ -74,10 +75,10 @@ def register(cls: type[N]) -> type[N]:
         raise InputError(f"cls is {cls!r:.80}: expected a class of networks, a torch.nn.Module")
     known = _CLASSES.get(cls.__name__, cls)
     # A notebook that is run again registers its classes again.
-    if _home(known) != _home(cls):
+    if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise InputError(
-            f"a network {cls.__name__} is registered, {_home(known)}: expected another name for "
-            f"{_home(cls)}"
+            f"a network {cls.__name__} is registered, of {known.__module__}: give {cls!r} another "
+            "name"
         )
     make, form = cls.__init__, inspect.signature(cls.__init__)
 
@@ -269,21 +270,15 @@ def _outline() -> Iterator[None]:
         yield
 
 
-def _class_of(config: Any) -> type[nn.Module]:
-    """The registered class that a configuration names."""
-    name = config.get("network") if isinstance(config, Mapping) else None
-    if not isinstance(name, str) or name not in _CLASSES:
+def _network_of(config: Any, *inner: nn.Module) -> nn.Module:
+    """The network of a configuration; that of a body is made around the `inner` one."""
+    cls = _CLASSES.get(str(config.get("network"))) if isinstance(config, Mapping) else None
+    if cls is None:
         raise InputError(
             f"the configuration {config!r:.80} names no registered network: expected as its "
             f"network one of {', '.join(sorted(_CLASSES))}; a custom class is known when the "
             "module that registers it (nets.register) has been imported"
         )
-    return _CLASSES[name]
-
-
-def _network_of(config: Any, *inner: nn.Module) -> nn.Module:
-    """The network of a configuration; that of a body is made around the `inner` one."""
-    cls = _class_of(config)
     try:
         given = dict(config["arguments"])
         for part in _parts_of(cls):
@@ -331,7 +326,8 @@ def _arguments_of(cls: type[nn.Module], bound: inspect.BoundArguments) -> dict[s
     for place, (key, value) in enumerate(bound.arguments.items()):
         kind = bound.signature.parameters[key].kind
         unused = kind is kind.VAR_POSITIONAL and not value
-        wrapped = place == 1 and _holds_networks(value)
+        inside = value if isinstance(value, list | tuple) else [value]
+        wrapped = place == 1 and any(isinstance(part, nn.Module | Iterator) for part in inside)
         if place == 0 or unused or wrapped or key in _parts_of(cls):
             continue
         try:
@@ -345,31 +341,12 @@ def _arguments_of(cls: type[nn.Module], bound: inspect.BoundArguments) -> dict[s
     return written
 
 
-def _holds_networks(value: Any) -> bool:
-    """Whether an argument is a network or several, or an iterator that has been used up."""
-    if isinstance(value, nn.Module | Iterator):
-        return True
-    return isinstance(value, list | tuple) and any(isinstance(part, nn.Module) for part in value)
-
-
 def _as_json(value: Any) -> Any:
-    """A value as JSON has it, whose dictionaries have texts as keys."""
-    if isinstance(value, dict | list | tuple):
-        _check_keys(value)
-    return json.loads(json.dumps(value, default=_json_default, allow_nan=False))
+    """A value as JSON has it; keys of dictionaries are text."""
+    return json.loads(json.dumps(value, default=_plain, allow_nan=False))
 
 
-def _check_keys(value: Any) -> None:
-    if isinstance(value, dict):
-        others = [key for key in value if not isinstance(key, str)]
-        if others:
-            raise TypeError(f"it holds a dictionary with the key {others[0]!r:.40}")
-    for part in value.values() if isinstance(value, dict) else value:
-        if isinstance(part, dict | list | tuple):
-            _check_keys(part)
-
-
-def _json_default(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Tableau):
@@ -385,7 +362,3 @@ def _shapes(network: nn.Module) -> dict[str, Any]:
         for name, value in network.state_dict(keep_vars=True).items()
         if isinstance(value, torch.Tensor)
     }
-
-
-def _home(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
-from wflow._core.extras import install
+from wflow._core.extras import required
 from wflow._core.files import read_file
 from wflow._core.memory import most_unpacked
 
@@ -203,13 +203,7 @@ def download(file: DataFile, names: str) -> Path:
         Without pooch, or where no address gives the file with its checksum.
     """
     by_hand = f"put {names} into a folder and set {VARIABLE} to that folder"
-    try:
-        pooch = import_module("pooch")
-    except ImportError as error:
-        raise InputError(
-            f"{file.name} is not there, and a download needs pooch, which cannot be imported "
-            f"({error}); install it with: {install('nets')}, or {by_hand}"
-        ) from None
+    pooch = required("pooch", "nets", f"downloads of {file.name}", by_hand)
 
     def verified(address: str, target: str, _: Any) -> None:
         pooch.HTTPDownloader()(address, target, None)

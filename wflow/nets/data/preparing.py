@@ -30,9 +30,9 @@ from collections.abc import Collection, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from functools import lru_cache, partial
-from importlib import import_module
 from io import BufferedReader, TextIOWrapper
 from itertools import islice
+from multiprocessing import cpu_count
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -40,11 +40,10 @@ import numpy as np
 
 from wflow._core.checks import number, path_of, switch, whole
 from wflow._core.errors import InputError
-from wflow._core.extras import install
-from wflow._core.files import opened, own_folder, replace_file
+from wflow._core.extras import required
+from wflow._core.files import opened, own_folder, read_object, replace_file
 from wflow._core.processes import check_main_guard, pool, starting_processes
 from wflow._core.progress import progress
-from wflow._version import __version__
 from wflow.nets.checks import text as given_text
 from wflow.nets.data.datasets import Folder, gpt2_pairs
 from wflow.nets.data.token_files import (
@@ -53,11 +52,11 @@ from wflow.nets.data.token_files import (
     JOURNAL,
     MAX_VOCABULARY,
     PAIRS,
-    SCHEMA,
     WIDTH,
     TokenFiles,
     read_description,
     read_pairs,
+    write_description,
 )
 from wflow.nets.data.tokenize import BytePairs
 
@@ -104,12 +103,8 @@ def find(source: Path, column: str = "text", begins: str | None = None) -> Corpu
         raise InputError(f"{source} does not exist; expected a file or a folder with texts")
     files, state = [source], source / "state.json"
     if state.is_file():  # of a data set that `datasets` saved; others beside them are its caches
-        try:
-            files = [
-                source / file["filename"] for file in json.loads(state.read_bytes())["_data_files"]
-            ]
-        except (LookupError, TypeError, ValueError) as error:
-            raise InputError(f"{state} names no files ({error}); save the data set again") from None
+        listed = read_object(state, "the list of files of a data set").get("_data_files", [])
+        files = [source / file["filename"] for file in listed]
     elif source.is_dir():  # macOS leaves files such as ._a.jsonl beside others
         files = [file for file in sorted(source.glob("[!.]*")) if _kind(file) and file.is_file()]
     missing = [file for file in files if not file.is_file()]
@@ -249,13 +244,7 @@ def _check_length(length: int) -> None:
 
 
 def _library(part: str = "") -> Any:
-    try:
-        return import_module(f"pyarrow.{part}".rstrip("."))
-    except ImportError as error:
-        raise InputError(
-            f"tables and packed texts are read by pyarrow, which cannot be imported ({error}); "
-            f"install it with: {install('studies')}"
-        ) from None
+    return required(f"pyarrow.{part}".rstrip("."), "studies", "tables and packed texts")
 
 
 # Tokens
@@ -333,14 +322,6 @@ def _all(encode: Any, batches: Iterator[Any], workers: int) -> Generator[tuple[_
             yield from ((made.result(), place) for made, place in waiting)
         finally:
             processes.shutdown(cancel_futures=True)
-
-
-def end_of_text(encoder: bytes) -> int:
-    """Return the number of the token that ends a document."""
-    found = json.loads(encoder).get(MARK)
-    if found is None:
-        raise InputError(f"encoder.json has no token {MARK}, which ends every document")
-    return int(found)
 
 
 # The folder
@@ -436,15 +417,18 @@ def prepare_text(
     share, seed = number(validation, "validation", 0), whole(seed, "seed", 0)
     if not 0 < share < 1:
         raise InputError(f"validation is {validation}: expected a share between 0 and 1")
-    workers = whole(_cores() if workers is None else workers, "workers")
-    if workers > 1:
+    if workers is None:
+        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cpu_count()
+    if whole(workers, "workers") > 1:
         check_main_guard()
     folder, corpus = path_of(out, "out"), find(path_of(source, "source"), column, begins)
     if isinstance(tokenizer, tuple):
         pairs = tokenizer
     else:
         pairs = gpt2_pairs() if tokenizer is None else read_pairs(path_of(tokenizer, "tokenizer"))
-    vocabulary = BytePairs(*pairs).vocabulary
+    vocabulary, end = BytePairs(*pairs).vocabulary, json.loads(pairs[0]).get(MARK)
+    if end is None:
+        raise InputError(f"encoder.json has no token {MARK}, which ends every document")
     if vocabulary > MAX_VOCABULARY:
         raise InputError(
             f"the tokenizer has {vocabulary:,} tokens, and a token file has two bytes for "
@@ -463,7 +447,7 @@ def prepare_text(
         "source_bytes": sum(status.st_size for _, status in found),
         "tokenizer": dict(zip(PAIRS, digests, strict=True)),
         "vocabulary": vocabulary,
-        "end_of_text": end_of_text(pairs[0]),
+        "end_of_text": end,
     }
     # The times are for the journal alone: copies of a text give the same files.
     listing = [[file, status.st_size, status.st_mtime_ns] for file, status in found]
@@ -471,30 +455,20 @@ def prepare_text(
         with own_folder(folder, "preparation", (*PAIRS, INDEX, JOURNAL)):
             done = _earlier(folder, setting, listing, resume, overwrite)
             if done is not None:
-                # First: by the journal the other files are known as ours.
+                # First: the other files are known as ours by the journal.
                 journal = setting | {"listing": listing}
-                _describe(folder / JOURNAL, journal | done)
+                write_description(folder / JOURNAL, journal | done)
                 for file, content in zip(PAIRS, pairs, strict=True):
                     replace_file(folder / file, partial(Path.write_bytes, data=content))
                 _write_tokens(folder, corpus, journal, done, workers, switch(show, "show"))
-                _describe(folder / INDEX, setting | _index(folder, done))
-                (folder / JOURNAL).unlink()
+                write_description(folder / INDEX, setting | _index(folder, done))
+            (folder / JOURNAL).unlink(missing_ok=True)  # a kill may come before this step
     except OSError as error:  # of a disk that is full, among others
         raise InputError(
             f"cannot write into {folder}: {error.strerror or error}; what was finished is kept: "
             "free space, and give the same command with --resume"
         ) from None
     return TokenFiles(folder)
-
-
-def _cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def _describe(path: Path, content: dict[str, Any]) -> None:
-    text = json.dumps({"schema": SCHEMA, "wflow": __version__} | content, indent=1) + "\n"
-    replace_file(path, partial(Path.write_text, data=text, encoding="utf-8"))
 
 
 def _earlier(
@@ -521,8 +495,6 @@ def _earlier(
                 "files were changed): give the settings they were made with, --overwrite in the "
                 "place of --resume, or another --out"
             )
-        if finished:
-            (folder / JOURNAL).unlink(missing_ok=True)  # a kill came before the last step
         return None if finished else {key: found[key] for key in _NOTHING}
     if there and not overwrite:
         raise InputError(
@@ -553,7 +525,7 @@ def _write_tokens(
         for file in files:
             file.flush()
             os.fsync(file.fileno())
-        _describe(folder / JOURNAL, journal | done)
+        write_description(folder / JOURNAL, journal | done)
 
     with ExitStack() as stack:
         files = [stack.enter_context(open(folder / name, "ab")) for name in HALVES.values()]
@@ -590,16 +562,11 @@ def _index(folder: Path, done: dict[str, Any]) -> dict[str, Any]:
     for (half, name), size in zip(HALVES.items(), done["bytes"], strict=True):
         if not counts[half]:
             raise InputError(
-                f"of {total:,} documents ({counts['empty']:,} more are empty) none fell into the "
-                f"{half} part: take another share or seed (--validation, --seed), or another "
-                "source, with --overwrite"
+                f"of {total:,} documents none fell into the {half} part ({counts['empty']:,} are "
+                "empty): take another share, seed or source, with --overwrite"
             )
         with open(folder / name, "rb") as part:
             digest = hashlib.file_digest(part, "sha256").hexdigest()
         parts[half] = {"tokens": size // WIDTH, "documents": counts[half], "sha256": digest}
-    return {
-        "documents": total,
-        "empty": counts["empty"],
-        "repaired": counts["repaired"],
-        "files": parts,
-    }
+    others = {key: counts[key] for key in ("empty", "repaired")}
+    return {"documents": total} | others | {"files": parts}

@@ -7,7 +7,9 @@ many tokens there are, of which vocabulary, made of what, with the SHA-256 of ev
 """
 
 import hashlib
+import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from torch import Tensor
 
 from wflow._core.checks import path_of, whole
 from wflow._core.errors import InputError
-from wflow._core.files import opened, read_file, read_json
+from wflow._core.files import opened, read_file, read_object, replace_file
 from wflow._core.progress import progress
+from wflow._version import __version__
 from wflow.nets.data.tokenize import BytePairs
 
 SCHEMA = "wflow-tokens/1"
@@ -349,6 +352,12 @@ def read_pairs(folder: Path) -> tuple[bytes, bytes]:
     return encoder, merges
 
 
+def write_description(path: Path, content: dict[str, Any]) -> None:
+    """Write tokens.json, or the journal in its place, atomically."""
+    text = json.dumps({"schema": SCHEMA, "wflow": __version__} | content, indent=1) + "\n"
+    replace_file(path, partial(Path.write_text, data=text, encoding="utf-8"))
+
+
 def read_description(path: Path, what: str) -> dict[str, Any]:
     """Read what tokens.json, or the journal in its place, says of token files.
 
@@ -357,15 +366,7 @@ def read_description(path: Path, what: str) -> dict[str, Any]:
     InputError
         For a file that is missing, damaged or of another kind.
     """
-    with opened(path, what) as file:
-        try:
-            found = read_json(file, path)
-        except InputError:
-            raise
-        except (ValueError, RecursionError):
-            found = None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise InputError(
-            f"{path} is damaged, or was not written by wflow: expected {what}; move it away"
-        )
+    found = read_object(path, what)
+    if found.get("schema") != SCHEMA:
+        raise InputError(f"{path} was not written by wflow: expected {what}; move it away")
     return found

@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from wflow._core.checks import switch, whole
 from wflow._core.errors import InputError
-from wflow._core.extras import install
+from wflow._core.extras import required
 from wflow._core.files import replace_file
 from wflow.nets.checks import listed, tensor
 from wflow.nets.checks import text as given_text
@@ -415,13 +414,7 @@ def _published(
 
 
 def tokenizers_library() -> Any:
-    try:
-        return import_module("tokenizers")
-    except ImportError as error:
-        raise InputError(
-            f"byte pairs need the package tokenizers, which cannot be imported ({error}); install "
-            f'it with: {install("nets")}, or take tokens="characters"'
-        ) from None
+    return required("tokenizers", "nets", "byte pairs", 'take tokens="characters"')
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:

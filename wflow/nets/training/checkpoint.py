@@ -1,4 +1,4 @@
-"""Files of networks and of trainings: written whole, checked when they are read, never executed.
+"""Files of networks and trainings: written whole, checked when they are read, never executed.
 
 A file is what `torch.save` writes of a dictionary, and is read by `torch.load(weights_only=True)`:
 
@@ -18,10 +18,11 @@ import os
 import re
 import zipfile
 from collections.abc import Mapping
-from functools import partial
+from contextlib import ExitStack
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from pickle import PicklingError
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -35,21 +36,20 @@ import wflow.nets.models.text
 import wflow.nets.models.vit  # noqa: F401
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
-from wflow._core.files import check_zip, opened
+from wflow._core.files import check_zip, open_hdf5, opened, own_folder
 from wflow.nets import registry
 from wflow.nets.checks import load_tensors, module
-from wflow.nets.files import Kind, marked, replace
+from wflow.nets.files import Kind, check_replaceable, marked, replace
+from wflow.nets.training.history import METRICS, METRICS_JSON
+from wflow.runs.read import differences
 
 N = TypeVar("N", bound=nn.Module)
 
 TRAINING = Kind("checkpoint of a training", marked(b"PK\3\4", b"wflow-training/"))
 MODEL = Kind("file of save_model", marked(b"PK\3\4", b"wflow-model/"))
-_VERSION = 4  # 1 to 3 had no digest of the file, 1 and 2 no configuration of the network
-_FORMATS = {
-    f"{name}/{version}": kind
-    for name, kind in (("wflow-training", TRAINING), ("wflow-model", MODEL))
-    for version in range(1, _VERSION + 1)
-}
+CHECKPOINT, TENSORBOARD = "checkpoint.pt", "tensorboard"  # in the folder of a training
+# Versions 1 to 3 had no digest of the file, 1 and 2 no configuration of the network.
+_FORMATS = re.compile("wflow-(training|model)/[1-4]")
 _DIGEST = 64  # hexadecimal digits
 _AGAIN = "take another copy of it, or train again with overwrite=True"
 
@@ -93,7 +93,7 @@ def save_model(
         words = json.dumps(description)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the description cannot be written as JSON: {error}") from None
-    replace(path, MODEL, partial(_save, _content("wflow-model", model, words), path))
+    _write(path, MODEL, _content("wflow-model/4", model, words))
 
 
 def load_model(path: str | Path, model: nn.Module) -> Any:
@@ -198,92 +198,67 @@ def write(path: Path, model: nn.Module, **training: Any) -> None:
         The configuration (config, as JSON), the number of steps done (step), the states of
         optimizer, history and, where it has one, the source of the batches (data).
     """
-    content = _content("wflow-training", model, registry.described(model)) | training
-    replace(path, TRAINING, partial(_save, content, path))
+    content = _content("wflow-training/4", model, registry.described(model))
+    _write(path, TRAINING, content | training)
 
 
 def _content(form: str, model: nn.Module, description: str) -> dict[str, Any]:
-    """What every file holds."""
-    return {
-        "format": f"{form}/{_VERSION}",
-        "description": description,
-        "network": config_text(model),
-        "model": model.state_dict(),
-    }
-
-
-def config_text(model: nn.Module) -> str:
-    """The configuration of a network as JSON; where it has none, the reason, as JSON text."""
+    """What every file holds; in place of a configuration it has the reason why there is none."""
     try:
-        return json.dumps(registry.config(model))
+        network: Any = registry.config(model)
     except InputError as error:
-        return json.dumps(" ".join(str(error).split()))
+        network = " ".join(str(error).split())
+    content = {"format": form, "description": description, "network": json.dumps(network)}
+    return content | {"model": model.state_dict()}
 
 
-def _save(content: dict[str, Any], path: Path, draft: Path) -> None:
-    """Write a dictionary that `_load` reads, and the digest of the file behind it."""
-    with open(draft, "wb+") as file:  # of a path torch would write the name into the file
-        try:
-            torch.save(content, file)
+def _write(path: Path, kind: Kind, content: dict[str, Any]) -> None:
+    """Write a dictionary that `read` returns, and the digest of the file behind it."""
+
+    def save(draft: Path) -> None:
+        with open(draft, "wb+") as file:  # of a path torch would write the name into the file
+            try:
+                torch.save(content, file)
+                file.seek(0)
+                others = get_unsafe_globals_in_checkpoint(file)
+            except (AttributeError, PicklingError, TypeError) as error:
+                others = [str(error)]
+            if others:
+                raise InputError(
+                    f"cannot write {path}: the state of the network or of its training holds "
+                    f"{', '.join(others)}, and files hold tensors, numbers and text only"
+                )
+            file.seek(-2, os.SEEK_END)  # a zip archive ends with the length of its comment
+            file.write(_DIGEST.to_bytes(2, "little"))
             file.seek(0)
-            others = get_unsafe_globals_in_checkpoint(file)
-        except (AttributeError, PicklingError, TypeError) as error:
-            others = [str(error)]
-        if others:
-            raise InputError(
-                f"cannot write {path}: the state of the network or of its training holds "
-                f"{', '.join(others)}, and files hold tensors, numbers and text only"
-            )
-        file.seek(-2, os.SEEK_END)  # a zip archive ends with the length of its comment
-        file.write(_DIGEST.to_bytes(2, "little"))
-        file.seek(0)
-        file.write(hashlib.file_digest(file, "sha256").hexdigest().encode())
+            file.write(hashlib.file_digest(file, "sha256").hexdigest().encode())
+
+    replace(path, kind, save)
 
 
-def read(path: Path, kind: Kind | None = None) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     """Contents of a file, compared with its digest.
 
     Parameters
     ----------
     path : Path
         The file.
-    kind : Kind, optional
-        What it must be; None takes a checkpoint of a training and a file of `save_model`.
 
     Raises
     ------
     InputError
-        For a file that is missing or damaged, of another kind, or of another program.
+        For a file that is missing or damaged, or of another program.
     """
-    with opened(path, "a file written by wflow.nets.train") as file:
-        content, whole = _load(path, file)
-    form = str(content.get("format") if isinstance(content, dict) else type(content).__name__)
-    if form not in _FORMATS or kind not in (None, _FORMATS[form]):
-        words = f"{TRAINING.words} or {MODEL.words}" if kind is None else kind.words
-        raise InputError(
-            f"{path} has the format {form:.40}: expected a {words}; take another file, or update "
-            "wflow where a newer one wrote it"
-        )
-    if form.endswith(f"/{_VERSION}") and not whole:
-        raise InputError(f"{path} is damaged: its SHA-256 is another than when written; {_AGAIN}")
-    content.setdefault("network", json.dumps("an earlier version of wflow wrote it"))
-    return content
-
-
-def _load(path: Path, file: IO[bytes]) -> tuple[Any, bool]:
-    """What an archive holds, read by torch, and whether it has the digest that it was given."""
     try:
-        check_zip(file, path)
-        digest, end = hashlib.sha256(), os.fstat(file.fileno()).st_size - _DIGEST
-        while chunk := file.read(min(2**20, max(0, end - file.tell()))):
-            digest.update(chunk)
-        whole = file.read() == digest.hexdigest().encode()
-        if not whole:
-            with zipfile.ZipFile(file) as archive:
-                if archive.testzip() is not None:
-                    raise zipfile.BadZipFile
-        file.seek(0)
-        return load_tensors(file), whole
+        with opened(path, "a file written by wflow.nets.train") as file:
+            check_zip(file, path)
+            with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+                digest = hashlib.sha256(memoryview(data)[:-_DIGEST]).hexdigest()
+                whole = data[-_DIGEST:] == digest.encode()
+            if not whole and zipfile.ZipFile(file).testzip() is not None:
+                raise zipfile.BadZipFile
+            file.seek(0)
+            content = load_tensors(file)
     except InputError:
         raise
     except Exception as error:  # a damaged or hostile file can fail in any way
@@ -293,3 +268,114 @@ def _load(path: Path, file: IO[bytes]) -> tuple[Any, bool]:
             f"{path} cannot be read ({reason}): it is damaged, or holds other things than tensors "
             f"and numbers; nothing in it was executed. {_AGAIN.capitalize()}"
         ) from None
+    form = str(content.get("format") if isinstance(content, dict) else type(content).__name__)
+    if not _FORMATS.fullmatch(form):
+        raise InputError(
+            f"{path} has the format {form:.40}: expected a {TRAINING.words} or {MODEL.words}; "
+            "take another file, or update wflow where a newer one wrote it"
+        )
+    if form.endswith("/4") and not whole:
+        raise InputError(f"{path} is damaged: its SHA-256 is another than when written; {_AGAIN}")
+    return {"network": json.dumps("an earlier version of wflow wrote it")} | content
+
+
+# --- the folder of a training ------------------------------------------------------------------
+
+
+def _is_metrics(path: Path) -> bool:
+    try:
+        with open_hdf5(path) as content:
+            return {"label", "config", "steps_done", "wflow"} <= set(content.attrs)
+    except InputError:
+        return False
+
+
+KINDS = {
+    CHECKPOINT: TRAINING,
+    METRICS: Kind("metrics file", _is_metrics),
+    METRICS_JSON: Kind("metrics file", marked(b'{\n"label": ', b'\n"config": {')),
+}
+"""The files of a training."""
+
+
+def open_folder(
+    stack: ExitStack,
+    folder: Path,
+    config: Mapping[str, Any],
+    model: nn.Module,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> dict[str, Any] | None:
+    """Lock and check the folder of a training before anything is computed or written.
+
+    Parameters
+    ----------
+    stack : ExitStack
+        Holds the lock on the folder until it is closed.
+    folder : Path
+        Folder of the training.
+    config : mapping
+        What the training is (`identity`).
+    model : torch.nn.Module
+        The network.
+    resume, overwrite : bool
+        Whether earlier results are continued or replaced.
+
+    Returns
+    -------
+    dict
+        The checkpoint to resume from; None begins.
+
+    Raises
+    ------
+    InputError
+        For results that are there and neither resumed nor overwritten, a folder that cannot be
+        written or that another training writes to, a damaged checkpoint, one of another training,
+        and foreign files at the names of those of the training.
+    """
+    stack.enter_context(own_folder(folder, "training", KINDS))
+    there = [name for name in KINDS if os.path.lexists(folder / name)]
+    if there and not (resume or overwrite):
+        raise InputError(
+            f"{folder / there[0]} exists: give resume=True to resume it, overwrite=True to "
+            "replace it, or choose another folder"
+        )
+    saved = _same_training(folder / CHECKPOINT, config, model) if there and resume else None
+    for name in there:
+        check_replaceable(folder / name, KINDS[name])
+    return saved  # with overwrite, what is there stays until there is something in its place
+
+
+def _same_training(path: Path, config: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """The checkpoint at a path; InputError names what differs from the training given."""
+    saved = read(path)
+    if "config" not in saved:
+        raise InputError(f"{path} is a {MODEL.words}: expected a {TRAINING.words}")
+    stored, given = json.loads(saved["config"]), json.loads(json.dumps(config))
+    different = differences(stored, given)
+    if different:
+        words = (f"{k} ({_setting(stored, k)} there, {_setting(given, k)} here)" for k in different)
+        raise InputError(
+            f"{path} belongs to a run that differs in {', '.join(words)}: give what it was made "
+            "with, choose another folder, or replace it with overwrite=True"
+        )
+    registry.check_weights(path, saved["model"], model, types=True)
+    here = _content("", model, registry.described(model))
+    lines = registry.first_difference(saved["description"], here["description"])
+    # Versions of torch may print the same network in other words.
+    known = here["network"].startswith("{") and here["network"] == saved["network"]
+    if lines is not None and not known:
+        raise InputError(
+            f"{path} holds another network: '{lines[0]}' in the file, '{lines[1]}' in the model; "
+            "make the model that the file was written for, choose another folder, or "
+            "overwrite=True"
+        )
+    return saved
+
+
+def _setting(config: Any, name: str) -> Any:
+    """The setting of a dotted name."""
+    for key in name.split("."):
+        config = config.get(key) if isinstance(config, dict) else None
+    return config

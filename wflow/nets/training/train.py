@@ -40,8 +40,15 @@ from wflow.nets.checks import listed, module, tensor, text
 from wflow.nets.continuous import ContinuousTransformer
 from wflow.nets.files import replace
 from wflow.nets.training import checkpoint as checkpoints
-from wflow.nets.training.checkpoint import load_model, restore, save_model
-from wflow.nets.training.folder import CHECKPOINT, KINDS, TENSORBOARD, open_folder
+from wflow.nets.training.checkpoint import (
+    CHECKPOINT,
+    KINDS,
+    TENSORBOARD,
+    load_model,
+    open_folder,
+    restore,
+    save_model,
+)
 from wflow.nets.training.history import (
     METRICS,
     METRICS_JSON,

@@ -113,7 +113,7 @@ class Finding(ShortResult):
         Examples
         --------
         >>> from wflow import study
-        >>> study.Finding("it learns", "[OTT] Table 7", "0.9", "confirmed").at_this_size().verdict
+        >>> study.Finding("it learns", "[Paper] 7", "0.9", "confirmed").at_this_size().verdict
         'confirmed at this size'
         """
         if self.verdict == "inconclusive" or not self.source.startswith("["):

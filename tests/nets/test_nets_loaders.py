@@ -54,7 +54,6 @@ def weighted():
 
 LOADERS = {
     "in order": lambda: DataLoader(Noisy(), 8),
-    "shuffled": lambda: DataLoader(Noisy(), 8, shuffle=True),
     "whole batches": lambda: DataLoader(Noisy(), 8, shuffle=True, drop_last=True),
     "generator": lambda: DataLoader(Noisy(), 8, shuffle=True, generator=seeded()),
     "sampler": lambda: DataLoader(Noisy(), 8, sampler=weighted()),
@@ -124,18 +123,15 @@ def test_orders_differ_between_epochs_and_seeds_and_hold_every_sample():
 
 
 def test_parts_of_a_short_batch_weigh_by_their_rows():
+    batches = DataLoader(TensorDataset(X.double(), LABELS), 8)
     changes = {"steps": 4, "optimizer": "adam", "weight_decay": 0.0, "evaluate_every": None}
     one, other = (
-        run(None, network(dropout=0.0).double(), double(), config=changes | more, evaluate=None)
+        run(None, network(dropout=0.0).double(), batches, config=changes | more, evaluate=None)
         for more in ({}, {"accumulate": 4})
     )
     assert np.allclose(one[1]["loss"], other[1]["loss"], rtol=1e-12, atol=0)
     pairs = zip(one[0].parameters(), other[0].parameters(), strict=True)
     assert all(torch.allclose(a, b, rtol=1e-7, atol=1e-9) for a, b in pairs)
-
-
-def double():
-    return DataLoader(TensorDataset(X.double(), LABELS), 8)
 
 
 class Words(Dataset):
@@ -155,10 +151,10 @@ class Once(IterableDataset):
 
 
 def test_loaders_that_do_not_fit_are_refused():
-    few = TensorDataset(X[:0]), TensorDataset(X[:5], LABELS[:5])
+    empty, few = TensorDataset(X[:0]), TensorDataset(X[:5], LABELS[:5])
     for batches in (
         *(DataLoader(PAIRS, 7), DataLoader(PAIRS, batch_size=None), DataLoader(Words(), 8)),
-        *(DataLoader(few[0], 8), few[1], Stream(), [1, 2], DataLoader(Once(), 8)),
+        *(DataLoader(empty, 8), few, Stream(), [1, 2], DataLoader(Once(), 8)),
     ):
         with pytest.raises(InputError, match="batch"):
             run(batches=batches)
@@ -182,14 +178,7 @@ def test_a_loader_that_is_read_otherwise_is_refused(tmp_path):
     with pytest.raises(RuntimeError, match="power cut"):
         run(tmp_path, batches=LOADERS["generator"](), evaluate=PowerCut())
     with pytest.raises(InputError, match="1 generators, and has 0"):
-        run(tmp_path, batches=LOADERS["shuffled"](), resume=True)
-    path = tmp_path / train.CHECKPOINT
-    content = torch.load(path, weights_only=True)
-    content["data"]["generators"] *= 2  # as two processes write it
-    content["format"] = "wflow-training/3"
-    torch.save(content, path)
-    with pytest.raises(InputError, match="2 processes, and now there are 1"):
-        run(tmp_path, batches=LOADERS["generator"](), resume=True)
+        run(tmp_path, batches=DataLoader(Noisy(), 8, shuffle=True), resume=True)
 
 
 # Several processes
@@ -239,11 +228,8 @@ def main(folder):
 # Schedulers of torch
 
 SCHEDULERS = {
-    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 12, eta_min=1e-4),
     "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 1e-2, total_steps=12),
-    "steps": lambda o: lr_scheduler.MultiStepLR(o, [3, 7]),
     "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / math.sqrt(1 + step)),
-    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
     "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
     "cyclic": lambda o: lr_scheduler.CyclicLR(o, 1e-4, 1e-2, 3, cycle_momentum=False),
     "sequence": lambda o: lr_scheduler.SequentialLR(
@@ -318,7 +304,6 @@ def groups(optimizer):
         (lambda o: o, "schedule is AdamW"),
         (lambda o: lr_scheduler.ExponentialLR(torch.optim.SGD(o.param_groups, 1), 0.9), "SGD"),
         (lambda o: lr_scheduler.ExponentialLR(adamw(network(), weight_decay=0.3), 1), "0.3, and"),
-        (lambda o: lr_scheduler.ExponentialLR(adamw(network(), betas=(0.8, 0.9)), 1), "betas"),
         (lambda o: lr_scheduler.ExponentialLR(adamw(network(), eps=1e-5), 1), "eps"),
     ],
 )

@@ -19,55 +19,52 @@ import trainings
 import xarray
 from torch import nn
 from torch.nn import functional
-from trainings import torchrun
+from trainings import Body, crash, terminate, torchrun
 
 from wflow import InputError, Interrupted, WflowError
-from wflow.nets import train
-from wflow.nets.continuous import ContinuousTransformer
+from wflow.nets import ContinuousTransformer, train
 from wflow.nets.training import parallel
 
 RANK = int(os.environ.get("RANK", "0"))
 
 
-class Net(nn.Module):
-    """A small network with a continuous body, in double precision."""
+class Net(Body):
+    """The network of the trainer's tests in double precision, with dropout."""
 
     def __init__(self, seed=0, dropout=0.0):
-        super().__init__()
+        super().__init__(wrap=functools.partial(ContinuousTransformer, checkpointing=True))
         torch.manual_seed(seed)
-        block = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.GELU(), nn.Dropout(dropout))
-        self.body = ContinuousTransformer([block], steps=3, checkpointing=True)
-        self.head = nn.Linear(6, 3)
+        self.embed, self.head = nn.Linear(6, 6), nn.Sequential(nn.Dropout(dropout), self.head)
         self.double()
 
-    def forward(self, x):
-        state, cost = self.body(x)
-        return self.head(state), cost
 
-
-class Points:
+class Points(trainings.Points):
     """Points in R^6 with labels; calls `fault` at one step in one process."""
 
     def __init__(self, fault=None, at=-1, rank=1):
-        self._fault, self._at, self._rank = fault, at, rank
+        super().__init__(fault=fault, at=at if rank == RANK else -1)
 
     def __call__(self, step):
-        x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        labels = x[:, :3].argmax(1)
-        if step == self._at and self._rank == RANK:
-            self._fault(x)
+        x, labels = super().__call__(step)
+        return x.double(), labels
+
+
+class Spoilt(Points):
+    """Points of which one is not finite, in the last process at step 6."""
+
+    def __call__(self, step):
+        x, labels = super().__call__(step)
+        x[-1] *= torch.nan if step == 6 and RANK == 1 else 1
         return x, labels
 
 
-def config(**changes):
-    settings = {
-        "steps": 10,
-        "schedule": train.Cosine(1e-2, 1e-3, 2, 10),
-        "clip": 0.2,
-        "accumulate": 2,
-        "evaluate_every": 4,
-    }
-    return trainings.config(**settings | changes)
+SETTINGS = {
+    "steps": 10,
+    "schedule": train.Cosine(1e-2, 1e-3, 2, 10),
+    "clip": 0.2,
+    "accumulate": 2,
+    "evaluate_every": 4,
+}
 
 
 def evaluate(model):
@@ -75,32 +72,14 @@ def evaluate(model):
     return {"accuracy": float((model(x)[0].argmax(1) == labels).double().mean())}
 
 
-def run(out, model=None, batches=None, resume=False, overwrite=False, **changes):
+def run(out, model=None, batches=None, resume=False, **changes):
     """One training: its Dataset and the network."""
-    model = model or Net()
-    found = train.train(
-        model,
-        train.objective(functional.cross_entropy, 0.5),
-        batches or Points(),
-        config(**changes),
-        out=out,
-        evaluate=evaluate,
-        resume=resume,
-        overwrite=overwrite,
+    options = {"config": SETTINGS | changes, "evaluate": evaluate, "resume": resume}
+    objective = train.objective(functional.cross_entropy, 0.5)
+    model, found = trainings.run(
+        out, model or Net(), batches or Points(), objective=objective, **options
     )
     return found, model
-
-
-def crash(x):
-    raise RuntimeError("power cut")
-
-
-def terminate(x):
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def spoil(x):
-    x[-1] = float("nan")  # a row of the last process
 
 
 def main(folder, compiled):
@@ -126,7 +105,7 @@ def main(folder, compiled):
     refused("taken", out=folder / "two")
     refused("other", out=folder / "two", resume=True, seed=3)
     refused("rows", out=folder / "rows", batch=6)
-    refused("nan", out=folder / "nan", batches=Points(spoil, 6))
+    refused("nan", out=folder / "nan", batches=Spoilt())
     (folder / f"errors{RANK}.json").write_text(json.dumps(errors))
     end_after_an_exchange()
 

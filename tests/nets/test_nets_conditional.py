@@ -64,13 +64,14 @@ def test_generated_samples_have_the_density_of_the_flow(name):
 def test_samples_and_densities_have_the_gradients_of_finite_differences(name):
     flow, given = flow_of(name, 1)
     z, y, w = (torch.randn(4, width).double() for width in (2, 1, 2))
+    inputs = [z.requires_grad_(), y.requires_grad_(), *flow.parameters()]
 
     def generated() -> torch.Tensor:
         found = flow.generate(z, y, **given)
         return (found.x * w).sum() + found.log_density.sum() + found.transport.sum()
 
     for value in (generated, lambda: flow.log_density(z, y, **given).sum()):
-        assert_slopes(value, list(flow.parameters()), tolerance=1e-5)
+        assert_slopes(value, inputs, tolerance=1e-5)
 
 
 def test_the_published_flow_generates_what_it_samples():

@@ -221,20 +221,6 @@ def test_ot_flow_integrates_by_runge_kutta_and_sums_its_penalties():
         assert (one - other).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("layers", [2, 3])
-@pytest.mark.parametrize("shape", [(2,), (3, 2)])
-def test_a_backward_pass_goes_through_a_runge_kutta_step(layers, shape):
-    phi = potential(2, layers=layers, width=3, condition=2)
-    flow = generative.OTFlow(phi, steps=1)
-    x, y = draw(3, 2).requires_grad_(), draw(*shape, seed=1).requires_grad_()
-    mix = [draw(*part.shape, seed=i) for i, part in enumerate(flow.to_base(x, y)[:4])]
-
-    def loss():
-        return sum((a * b).sum() for a, b in zip(flow.to_base(x, y)[:4], mix, strict=True))
-
-    assert_slopes(loss, [x, y, *phi.parameters()])
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -400,14 +400,6 @@ def test_maximisations_that_do_not_converge_are_reported_with_their_layers():
     assert sum(by_layer.values()) == history.unconverged.sum() and "layer 0" in by_layer
 
 
-def test_batches_that_change_are_counted_where_the_next_one_has_a_higher_loss():
-    method = control.MSA(rho=1.0, iterations=3)
-    history = fit(resnet(), lambda step: donut(step, 8), steps=6, optimizer=method)
-    assert (history.loss_after <= history.loss).all()
-    risen = history.loss.values[1:] > history.loss_after.values[:-1]
-    assert risen.sum() > 0  # each batch alone falls, the loss over all of them need not
-
-
 def test_masks_move_with_the_layers_that_are_given_to_another_device():
     net = nets.TextClassifier(vocabulary=9, context=6, width=4, heads=2, depth=2, classes=2)
     tokens = torch.randint(1, 9, (3, 6)).masked_fill(torch.arange(6) > 3, 0)  # padded by 0

@@ -60,14 +60,13 @@ def test_a_training_resumes_on_the_gpu_from_the_processor(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_named_with_its_step_although_it_is_read_later():
-    class WithNaN(Points):
-        def __call__(self, step):
-            x, labels = super().__call__(step)
-            return (x * float("nan") if step == 6 else x), labels
+    def batches(step):
+        x, labels = Points()(step)
+        return (x * float("nan") if step == 6 else x), labels
 
     often = {"evaluate_every": None, "checkpoint_every": 12} | GPU
     with pytest.raises(train.NonFiniteLossError, match="step 6") as caught:
-        run(batches=WithNaN(), evaluate=None, config=often)
+        run(batches=batches, evaluate=None, config=often)
     assert caught.value.step == 6
 
 

@@ -2,10 +2,7 @@
 
 import itertools
 import math
-import os
 import warnings
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from trainings import Points, assert_same, config, crash, evaluate, network, run, torchrun
+from trainings import Points, assert_same, config, crash, evaluate, network, run
 
 from wflow import InputError
 from wflow.nets import train
@@ -181,50 +178,6 @@ def test_a_loader_that_is_read_otherwise_is_refused(tmp_path):
         run(tmp_path, batches=DataLoader(Noisy(), 8, shuffle=True), resume=True)
 
 
-# Several processes
-
-
-def test_two_processes_share_a_loader_by_its_sampler(tmp_path, cases):
-    if not cases(0, 1):
-        pytest.skip("runs with --long")
-    torchrun(__file__, tmp_path)
-    one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
-    for epoch in (slice(0, 8), slice(8, 16), slice(16, 24)):
-        assert sorted(one["seen"][epoch] + two["seen"][epoch]) == list(range(16))
-    assert one["seen"][:8] != one["seen"][8:16]
-    assert all(torch.equal(one["resumed"][k], one["whole"][k]) for k in one["whole"])
-    assert "expected a torch.utils.data.DistributedSampler for 2" in one["refused"]
-
-
-def main(folder):
-    rank, out = int(os.environ["RANK"]), Path(folder, "run")
-    rows = TensorDataset(torch.randn(16, 6, generator=seeded()), torch.arange(16))
-    shared = torch_data.DistributedSampler(rows, 2, rank)
-
-    def learn(out=None, evaluate=evaluate, sampler=shared, **options):
-        model, seen = network(), []
-
-        def objective(model, x, number):
-            seen.extend(number.tolist())
-            return train.Loss(model(x).square().mean(), {})
-
-        objective.__qualname__ = "objective"
-        loader = DataLoader(rows, 2, sampler=sampler, num_workers=1)
-        settings = config(batch=4, checkpoint_every=3)
-        train.train(model, objective, loader, settings, out=out, evaluate=evaluate, **options)
-        return seen, model.state_dict()
-
-    seen, whole = learn()
-    with suppress(RuntimeError):
-        learn(out, PowerCut())
-    _, resumed = learn(out, resume=True)
-    try:
-        learn(sampler=None)
-    except InputError as error:
-        found = {"seen": seen, "whole": whole, "resumed": resumed, "refused": str(error)}
-        torch.save(found, Path(folder) / f"{rank}.pt")
-
-
 # Schedulers of torch
 
 SCHEDULERS = {
@@ -246,7 +199,7 @@ def adamw(model, **options):
 
 
 @pytest.mark.parametrize("name", [None, *SCHEDULERS])
-def test_a_training_is_the_plain_loop_over_its_loader_and_scheduler(name, tmp_path):
+def test_a_training_is_the_plain_loop_over_its_loader_and_scheduler(name):
     model, plain = network(dropout=0.0), network(dropout=0.0)
     make = SCHEDULERS.get(name, lambda o: lr_scheduler.LambdaLR(o, lambda step: 1.0))
     given = make(adamw(model))
@@ -255,25 +208,23 @@ def test_a_training_is_the_plain_loop_over_its_loader_and_scheduler(name, tmp_pa
     changes = {"schedule": schedule, "weight_decay": 0.0, "clip": None}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        history = run(tmp_path, model=model, batches=DataLoader(PAIRS, 8), config=changes)[1]
+        history = run(model=model, batches=DataLoader(PAIRS, 8), config=changes)[1]
     assert str(given.state_dict()) == state  # as it was
     assert given.optimizer.param_groups[0]["lr"] == given.get_last_lr()[0]
     optimizer = adamw(plain, fused=True)
     scheduler, rates, losses = make(optimizer), [], []
-    for _ in range(3):
-        for x, labels in DataLoader(PAIRS, 8):
-            loss = nn.functional.cross_entropy(plain(x), labels)
-            rates.append(optimizer.param_groups[0]["lr"])
-            losses.append(float(loss.detach()))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if len(rates) < 12:
-                scheduler.step()
+    for x, labels in itertools.chain(*[DataLoader(PAIRS, 8)] * 3):
+        loss = nn.functional.cross_entropy(plain(x), labels)
+        rates.append(optimizer.param_groups[0]["lr"])
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if len(rates) < 12:
+            scheduler.step()
     assert history["rate"].values.tolist() == rates and (len(set(rates)) > 1) == (name is not None)
     assert history["loss"].values.tolist() == losses
-    pairs = zip(model.parameters(), plain.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
 
 def test_a_training_with_a_scheduler_is_resumed_and_another_scheduler_is_refused(tmp_path):
@@ -310,9 +261,3 @@ def groups(optimizer):
 def test_schedulers_that_do_not_fit_are_refused(make, match):
     with pytest.raises(InputError, match=match):
         config(schedule=make(adamw(network())), weight_decay=0.0)
-
-
-if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from net_calls import call_of
+from net_calls import ARGUMENTS, call_of
 from torch import nn
 from torch.nn import functional
 
@@ -143,30 +143,24 @@ def test_dropout_is_off_in_evaluation_and_skip_reaches_the_blocks(name):
     assert not torch.allclose(net(inputs).output, bare(inputs).output, rtol=1e-3)
 
 
-IN_TIME = {
-    "t_final": (1.0, 2.0), "steps": (2, 3), "scheme": ("euler", "heun"), "cost": ("mean", "sum"),
-    "velocity": ("block", "residual"), "checkpointing": (False, True), "batch_dim": (0, 1),
+OPTIONS = {  # options that change no weight, with two values
+    "heads": (2, 4), "causal": (False, True), "dropout": (0.0, 0.1), "skip": (True, False),
+    "norm": (True, False), "gelu": ("none", "tanh"), "image": ((1, 4, 8), (1, 8, 4)),
+    "pad": (0, 1), "pooling": ("mean", "first"), "t_final": (1.0, 2.0), "steps": (2, 3),
+    "scheme": ("euler", "heun"), "cost": ("mean", "sum"), "velocity": ("block", "residual"),
+    "checkpointing": (False, True), "batch_dim": (0, 1),
 }  # fmt: skip
-COMMON = {"skip": (True, False), "dropout": (0.0, 0.1)}
-OPTIONS = {  # call -> options that change no weight, with two values
-    "blocks.Attention": {"heads": (2, 4), "causal": (False, True), "dropout": (0.0, 0.1)},
-    "blocks.FeedForward": {"gelu": ("none", "tanh"), "dropout": (0.0, 0.1)},
-    "blocks.Block": COMMON | {"norm": (True, False)},
-    "blocks.TokenEmbedding": {"dropout": (0.0, 0.1)},
-    "ViT": COMMON | {"image": ((1, 4, 8), (1, 8, 4))},
-    "GPT": COMMON | {"heads": (2, 4), "gelu": ("none", "tanh")},
-    "TextClassifier": COMMON | {"heads": (2, 4), "pad": (0, 1), "pooling": ("mean", "first")},
-    "SetTransformer": COMMON | {"heads": (2, 4)},
-    "ContinuousTransformer": IN_TIME,
-    "NodeTransformer": IN_TIME,
-}  # fmt: skip
+CALLS = (
+    "ViT GPT TextClassifier SetTransformer ContinuousTransformer NodeTransformer blocks.Attention "
+    "blocks.FeedForward blocks.Block blocks.TokenEmbedding"
+)
 
 
-@pytest.mark.parametrize("call", OPTIONS)
+@pytest.mark.parametrize("call", CALLS.split())
 def test_options_that_weights_do_not_show_are_in_the_words_of_a_network(call):
     # By these a checkpoint is known to be of another network.
-    for option, values in OPTIONS[call].items():
-        both = (call_of(call, **{option: value}) for value in values)
+    for option in OPTIONS.keys() & ARGUMENTS[call]().keys():
+        both = (call_of(call, **{option: value}) for value in OPTIONS[option])
         one, other = (make(**given) for make, given in both)
         assert str(one) != str(other), option
 

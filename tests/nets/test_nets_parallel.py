@@ -4,6 +4,7 @@
 """
 
 import builtins
+import contextlib
 import functools
 import json
 import os
@@ -19,6 +20,7 @@ import trainings
 import xarray
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from trainings import Body, crash, terminate, torchrun
 
 from wflow import InputError, Interrupted, WflowError
@@ -102,12 +104,42 @@ def main(folder, compiled):
         run(folder / "compiled", compile=True)
     refused("signal", out=folder / "signal", model=Net(dropout=0.3), batches=Points(terminate, 5))
     run(folder / "signal", model=Net(5, dropout=0.3), resume=True)
+    learn(folder)
+    refused("sampler", out=folder / "rows", batches=DataLoader(ROWS, 4))
     refused("taken", out=folder / "two")
     refused("other", out=folder / "two", resume=True, seed=3)
     refused("rows", out=folder / "rows", batch=6)
     refused("nan", out=folder / "nan", batches=Spoilt())
     (folder / f"errors{RANK}.json").write_text(json.dumps(errors))
     end_after_an_exchange()
+
+
+ROWS = TensorDataset(torch.arange(96.0).double().sin().reshape(16, 6), torch.arange(16))
+
+
+def learn(folder):
+    """Trainings by a loader that the processes share: a whole one, one that is cut off and ends."""
+    seen = []
+
+    def objective(model, x, number):
+        seen.extend(number.tolist())
+        return train.Loss(model(x)[0].square().mean(), {})
+
+    def cut(model):
+        return evaluate(model) if len(seen) < 12 else crash()
+
+    def trained(**options):
+        torch.manual_seed(0)
+        loader = DataLoader(ROWS, 2, sampler=DistributedSampler(ROWS, 2, RANK))
+        settings = trainings.config(**SETTINGS | {"steps": 12, "batch": 4, "accumulate": 1})
+        train.train(Net(dropout=0.3), objective, loader, settings, **options)
+
+    trained(out=folder / "whole", evaluate=evaluate)
+    (folder / f"seen{RANK}.json").write_text(json.dumps(seen))
+    seen.clear()
+    with contextlib.suppress(RuntimeError):
+        trained(out=folder / "cut", evaluate=cut)
+    trained(out=folder / "cut", evaluate=evaluate, resume=True)
 
 
 def end_after_an_exchange():
@@ -202,6 +234,17 @@ def test_what_process_0_refuses_all_refuse(two):
     kind, message, _ = errors(two, "other")
     assert kind == "InputError" and "seed (0 there, 3 here)" in message
     assert metrics(two / "two").attrs["complete"] == 1
+
+
+def test_two_processes_share_a_loader_by_its_sampler(two):
+    one, other = (json.loads((two / f"seen{rank}.json").read_text()) for rank in (0, 1))
+    for epoch in (slice(0, 8), slice(8, 16), slice(16, 24)):
+        assert sorted(one[epoch] + other[epoch]) == list(range(16))
+    assert one[:8] != one[8:16]
+    resumed, whole = metrics(two / "cut"), metrics(two / "whole")
+    xarray.testing.assert_identical(resumed.drop_vars("seconds"), whole.drop_vars("seconds"))
+    kind, message, _ = errors(two, "sampler")
+    assert kind == "InputError" and "torch.utils.data.DistributedSampler for 2" in message
 
 
 def test_a_batch_that_does_not_divide_is_refused(two):

@@ -29,7 +29,6 @@ GLUED = OFF.replace("OFF\n4", "OFF4")
     [
         OFF,
         GLUED,  # of ModelNet40: OFF490 518 0
-        "OFF 4 2 0\n" + OFF.split("\n", 2)[2],
         OFF.replace("\n", "\r\n"),
         "OFF\n# a comment\n4 1 0\n\n0 0 0\n2 0 0 # a corner\n2 2 0\n0 2 0\n4 0 1 2 3 255 0 0\n",
         OFF.replace("3 0 1 2", "3 0 1 2 0.5 0.5 0.5"),

@@ -162,10 +162,9 @@ def test_files_are_looked_for_in_the_folder_then_the_variable_then_the_cache(
     assert used() == named and used(given) == used(str(given)) == given
     (named / "t10k-labels-idx1-ubyte").unlink()  # a folder that lacks a file is passed over
     assert used() == cache
-    with refused("MNIST.*WFLOW_DATA"):
-        data.mnist(folder=named)
-    with refused("nowhere"):
-        data.mnist(folder=tmp_path / "nowhere")
+    for folder, words in ((named, "MNIST.*WFLOW_DATA"), (tmp_path / "nowhere", "nowhere")):
+        with refused(words):
+            data.mnist(folder=folder)
     monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "gone"))
     with refused("WFLOW_DATA"):
         data.mnist()
@@ -199,13 +198,10 @@ def server(tmp_path):
     folder = tmp_path / "served"
     folder.mkdir()
     handler = functools.partial(Quiet, directory=str(folder))
-    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield folder, f"http://127.0.0.1:{http.server_port}/"
-    http.shutdown()
-    http.server_close()
-    thread.join()
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
+        yield folder, f"http://127.0.0.1:{http.server_port}/"
+        http.shutdown()
 
 
 @pytest.mark.parametrize("packed", [False, True])

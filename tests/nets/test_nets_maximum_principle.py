@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from trainings import assert_same, crash, run
+from trainings import Body, Points, assert_same, crash, run
 
 from wflow import InputError, nets
 from wflow.nets import control, train
@@ -302,34 +302,12 @@ def test_ten_steps_by_costates_are_those_by_back_propagation(optimizer, rate, dr
 # -------------------
 
 
-class Donuts:
-    """Batches of a step; calls `fault` at one of them."""
-
-    def __init__(self, fault=None, at=-1):
-        self._fault, self._at = fault, at
-
-    def __call__(self, step):
-        if step == self._at:
-            self._fault()
-        x, labels = donut(step, 8)
-        return x.float(), labels
-
-
-def noisy(seed=0):
-    torch.manual_seed(seed)
-    layers = [nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Dropout(0.2)) for _ in range(3)]
-    return nn.Sequential(nn.Linear(2, 2), Stated(control.Dynamics(layers)), nn.Linear(2, 2))
-
-
-class Stated(nn.Module):
-    """The state of a body alone."""
-
-    def __init__(self, body):
-        super().__init__()
-        self.body = body
-
-    def forward(self, x):
-        return self.body(x).state
+def noisy():
+    """A network with dropout in its layers."""
+    net = Body()
+    for block in net.body.blocks:
+        block.append(nn.Dropout(0.2))
+    return net
 
 
 METHODS = {
@@ -347,12 +325,12 @@ def test_an_interrupted_training_resumes_to_the_bit(tmp_path, name):
     }  # fmt: skip
     options = {"config": settings, "objective": objective, "evaluate": None}
     with pytest.raises(RuntimeError, match="power cut"):
-        run(tmp_path, noisy(), Donuts(crash, 3), **options)
-    again = run(tmp_path, noisy(7), Donuts(), resume=True, **options)
-    assert_same(again, run(None, noisy(), Donuts(), **options))
+        run(tmp_path, noisy(), Points(fault=crash, at=3), **options)
+    again = run(tmp_path, noisy(), resume=True, **options)
+    assert_same(again, run(None, noisy(), **options))
     with pytest.raises(InputError, match="differs in"):
         changed = options | {"config": settings | {"optimizer": control.MSA(rho=3.0)}}
-        run(tmp_path, noisy(), Donuts(), resume=True, **changed)
+        run(tmp_path, noisy(), resume=True, **changed)
 
 
 def test_layers_in_processes_have_the_same_weights(cases):
@@ -431,9 +409,9 @@ COSTATES = {"optimizer": "adam", "objective": control.by_costates(OBJECTIVE)}
         (resnet(learn_lengths=True), {}, "lengths"),
         (nn.Linear(2, 2), {}, "layers"),
         (nn.Linear(2, 2), COSTATES, "layers"),
-        (resnet().float(), {"objective": lambda *_: 1}, "no Loss"),
+        (resnet(), {"objective": lambda *_: 1}, "no Loss"),
     ],
 )
 def test_networks_and_objectives_that_do_not_fit_are_refused(network, settings, message):
     with pytest.raises(InputError, match=message):
-        fit(network, Donuts(), **{"optimizer": control.MSA()} | settings)
+        fit(network, donut(rows=8), **{"optimizer": control.MSA()} | settings)

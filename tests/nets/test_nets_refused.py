@@ -24,10 +24,6 @@ def long(*shape):
     return torch.zeros(shape, dtype=torch.int64)
 
 
-def nested(*lengths):
-    return torch.nested.nested_tensor([torch.arange(length) for length in lengths])
-
-
 CONTINUOUS = {
     "steps": [0, 2.0], "t_final": [0.0, NAN], "scheme": ["midpoint"],
     "velocity": ["skip"], "cost": ["max"], "batch_dim": [True], "blocks": NO_BLOCKS,
@@ -70,7 +66,6 @@ REFUSED = {
     "NodeTransformer": CONTINUOUS,
     "ContinuousTransformer.forward": {("x", "state|batch"): [ZEROS(0, 4, 8)],
         "valid": [there(2, 3)]},
-    "ControlledResNet": {"width": [1]},
     "ControlledResNet.forward": {"x": [long(3, 2)], ("x", "samples"): [ZEROS(3, 5)]},
     "control.Dynamics": {"layers": [[]], "scheme": ["rk5"]},
     "control.MSA": {"rho": [-1], ("devices", "worker"): [("cpu", "cpu")]},
@@ -100,8 +95,7 @@ REFUSED = {
         ("labels", "text"): [ids(1)], "batch": [4], "truncate": ["middle"], "bucket": [0]},
     "data.Characters": {("text", "empty"): [""]},
     "data.Characters.encode": {("text", "'!z'"): ["mez!"]},
-    "data.Characters.decode": {("tokens", "0 to"): [[0, 9]], ("tokens", "-1"): [long(1) - 1],
-        ("tokens", "shape"): [long(2, 2)], ("tokens", "whole numbers"): [[0.5]]},
+    "data.Characters.decode": {("tokens", "0 to"): [[0, 9]], ("tokens", "shape"): [long(2, 2)]},
     "data.TrainedBytePairs": {"texts": [["", ""]], "vocabulary": [256]},
     "data.TrainedBytePairs.decode": {("tokens", "258|257"): [[258]]},
     "data.planar": {("name", "moons"): ["moon"], "part": ["testing"], "n": [0, 10**10]},
@@ -113,10 +107,7 @@ REFUSED = {
         ("mask", "no point"): [~there(2, 5)]},
     "data.rotate_points": {("clouds", "features"): [draw(2, 5, 2)], "about": ["x"]},
     "data.sample_surface": {("faces", "triangles"): [[[0, 0, 1], [1, 1, 1]], np.empty((0, 3), int)],
-        ("faces", "vertices"): [[[0, 1, 4]], [[0, 1, -1]]],
-        "faces": [[[0.0, 1.0, 2.0]], [[0, 1, 2], [0, 1]]], ("faces", "nested"): [nested(3, 2)],
-        ("faces", r"\(m, 3\)"): [[[0, 1]]]},
-    "data.solids": {"train": [11]},
+        ("faces", "vertices"): [[[0, 1, 4]], [[0, 1, -1]]], ("faces", r"\(m, 3\)"): [[[0, 1]]]},
     "data.standardised": {("clouds", "not finite"): [torch.full((1, 2, 3), INF)]},
     # diagnostics
     "diagnostics.straightness": {"per": ["layer"], "valid": [there(2, 9)]},
@@ -145,11 +136,11 @@ REFUSED = {
     "generative.Autoencoder.standardise": {("images", "at least 3"): [draw(2, 4)],
         ("images", "not finite"): [draw(5, 4) / 0]},
     "generative.Autoencoder.decode": {"z": [draw(5, 3), long(5, 2)]},
-    "generative.ReverseKL": {("alpha", "three"): [(1.0, 2.0)], ("problem", "InverseProblem"): [3]},
+    "generative.ReverseKL": {("alpha", "three"): [(1.0, 2.0)]},
     # metrics, particles
-    "metrics.perplexities": {"losses": [long(2, 2), ZEROS(2, 2, 2), ZEROS(0, 2), [], [1.0]]},
-    "metrics.teacher_forced": {"model": [None], "windows": [None],
-        ("windows", "a window"): [[ids(9)]], ("model", "logits"): [nn.Flatten(0)]},
+    "metrics.perplexities": {"losses": [long(2, 2), ZEROS(2, 2, 2), ZEROS(0, 2), []]},
+    "metrics.teacher_forced": {("windows", "a window"): [[ids(9)]],
+        ("model", "logits"): [nn.Flatten(0)]},
     "metrics.losses": {("windows", "tokens"): [[(ids(9), ids(9))]]},
     "metrics.passages": {("beginning", "at least"): [30]},
     "metrics.generated": {("model", "generates"): [nn.Identity()],
@@ -166,7 +157,7 @@ REFUSED = {
     "build": {("config", "no registered network"): [3, ZEROS(4, 3).to_sparse(), {"network": 3}]},
     "train.Constant": {"rate": [0]},
     "train.Cosine": {"least": [0.2], ("warm_up", "warm-up"): [10]},
-    "train.StepDecay": {("rates", "rate"): [(0.1,), True], "boundaries": [(3, 2)]},
+    "train.StepDecay": {("rates", "rate"): [(0.1,)], "boundaries": [(3, 2)]},
     "train.cross_entropy": {("targets", "classes"): [ids(4) * 0 + 3],
         ("targets", "shape|4, 3"): [ids(3)]},
     "train.TrainConfig": {"steps": [0, *NO_NUMBER], ("betas", "beta"): [(0.9, 1.0)],

@@ -348,27 +348,12 @@ def test_far_starts_steps_near_the_bound_and_climbs_do_not_count_as_divergence()
     sampling.ula(small, lambda x: x**3 - x, h=0.1, beta=1e12, steps=60)
 
 
-def log_barrier(x):
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(x < 5, 0.0, np.log(-x))
-
-
-def no_number_at_step_2():
-    given = iter([0.0, 0.0, np.nan])
-    return lambda x: x + next(given)
-
-
-@pytest.mark.parametrize(
-    ("run", "words"),
-    [
-        (lambda: sampling.brwp(X0, np.copy, sampling.NoPrior(), h=100.0, steps=400), "smaller h"),
-        (lambda: sampling.ula(np.full((5, 1), 4.0), log_barrier, h=1.0, steps=200), "grad"),
-        (lambda: sampling.ula(np.ones((5, 2)), no_number_at_step_2(), h=0.1, steps=9), "step 2"),
-    ],
-)
-def test_tokens_and_gradients_that_cease_to_be_finite_are_a_blow_up(run, words):
-    with pytest.raises(wflow.BlowUpError, match=words):
-        run()
+def test_tokens_and_gradients_that_cease_to_be_finite_are_a_blow_up():
+    with pytest.raises(wflow.BlowUpError, match="smaller h"):
+        sampling.brwp(X0, np.copy, sampling.NoPrior(), h=100.0, steps=400)
+    shifts = iter([0.0, 0.0, np.nan])
+    with pytest.raises(wflow.BlowUpError, match=r"grad.*step 2|step 2.*grad"):
+        sampling.ula(np.ones((5, 2)), lambda x: x + next(shifts), h=0.1, steps=9)
 
 
 def test_a_wrong_first_gradient_leaves_no_file(tmp_path):

@@ -8,7 +8,6 @@ import random
 import typing
 import warnings
 from collections.abc import Mapping
-from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -16,21 +15,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from net_calls import ARGUMENTS, call_of, draw, ids  # noqa: E402
+from public_names import public_names  # noqa: E402
 from torch import nn  # noqa: E402
 from trainings import network  # noqa: E402
 
-from wflow import InputError, WflowError, nets  # noqa: E402
+from wflow import InputError, WflowError  # noqa: E402
 from wflow._core.extras import missing  # noqa: E402
-from wflow.nets import (  # noqa: E402
-    blocks,
-    control,
-    convex,
-    data,
-    diagnostics,
-    generative,
-    particles,
-    train,
-)
 from wflow.nets.data import download  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -105,32 +95,21 @@ def called(function, given):
     return None
 
 
-def public():
-    """Names that users import."""
-    names = {name for name in nets.__all__ if not inspect.ismodule(getattr(nets, name))}
-    for module in (control, data, diagnostics, generative, particles, train):
-        names |= {f"{module.__name__.rpartition('.')[2]}.{name}" for name in module.__all__}
-    for module in (convex, blocks):
-        own = inspect.getmembers(module, inspect.isclass)
-        names |= {
-            f"{module.__name__.rpartition('.')[2]}.{name}"
-            for name, kind in own
-            if kind.__module__ == module.__name__ and name not in nets.__all__
-        }
-    return names
-
-
-def is_called(name):
-    """Whether a name is that of a call: no record, error, protocol, union or constant."""
-    found = attrgetter(name)(nets)
-    if not inspect.isclass(found):
-        return inspect.isfunction(found)
-    return not (issubclass(found, tuple | Exception) or typing.Protocol in found.__bases__)
+def is_called(thing):
+    """Whether a public name is that of a call: no record, error or protocol."""
+    if not inspect.isclass(thing):
+        return inspect.isfunction(thing)
+    return not (issubclass(thing, tuple | Exception) or typing.Protocol in thing.__bases__)
 
 
 def test_every_public_name_is_called():
     records = {"data.Images", "data.PointClouds", "data.Text"}
-    assert {name for name in public() if is_called(name)} <= ARGUMENTS.keys() | records
+    names = {
+        public.name.removeprefix("wflow.nets.")
+        for public in public_names()
+        if public.room.startswith("wflow.nets") and not public.member and is_called(public.thing)
+    }
+    assert names == (ARGUMENTS.keys() & names) | records
 
 
 def test_every_call_works_as_it_stands():

@@ -74,15 +74,11 @@ def test_batches_are_a_pure_function_of_seed_and_step(name):
 
 
 def test_an_epoch_has_no_image_twice_and_drops_what_is_left_over():
-    images, labels = numbered(10)
-    batches = data.ImageBatches(images, labels, batch=3, seed=1)
+    batches = data.ImageBatches(*numbered(10), batch=3, seed=1)
     assert batches.per_epoch == 3
-    epochs = [
-        [row for k in range(3) for row in batches.rows(3 * epoch + k).tolist()]
-        for epoch in range(40)
-    ]
-    assert all(len(set(epoch)) == 9 for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 40
+    rows = np.concatenate([batches.rows(step) for step in range(120)]).reshape(40, 9)
+    epochs = [tuple(epoch) for epoch in rows.tolist()]
+    assert all(len(set(epoch)) == 9 for epoch in epochs) and len(set(epochs)) == 40
     left = {(set(range(10)) - set(epoch)).pop() for epoch in epochs}
     assert left == set(range(10))  # every image is dropped in some epoch, none in all
 
@@ -110,18 +106,12 @@ def test_evaluation_visits_every_image_once_in_order():
     assert len(list(batches.evaluation())) == 3
 
 
-def test_crops_are_shifted_by_one():
-    inputs, targets = data.CropBatches(torch.arange(50).byte(), context=8, batch=5, seed=2)(7)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
+def test_crops_are_shifted_by_one(dtype):
+    given = {"context": 8, "batch": 5, "seed": 2, "vocabulary": 50}
+    inputs, targets = data.CropBatches(torch.arange(50).to(dtype), **given)(7)
     assert inputs.shape == targets.shape == (5, 8) and inputs.dtype == torch.int64
     assert torch.equal(targets, inputs + 1) and torch.equal(inputs[:, 1:], targets[:, :-1])
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32, torch.int64])
-def test_crops_of_a_text_within_its_vocabulary_are_those_without_the_check(dtype):
-    text, checked = torch.arange(50).to(dtype), {"vocabulary": 50}
-    plain, same = (data.CropBatches(text, context=8, batch=5, **more) for more in ({}, checked))
-    assert torch.equal(plain(3)[0], same(3)[0])
-    assert len(list(data.windows(text, context=8, **checked))) == 7
 
 
 def test_crops_begin_everywhere_alike():
@@ -172,26 +162,20 @@ def test_replaced_tokens_differ_at_the_rate_and_a_higher_rate_hits_the_same_ones
         assert new.min() >= 0 and new.max() <= 64 and new.dtype == tokens.dtype
     hit = low != tokens
     assert torch.equal(low[hit], high[hit])
-    shift = (low[hit] - tokens[hit]) % 65  # uniform on 1 .. 64
-    counts = shift.bincount(minlength=65)
+    counts = ((low[hit] - tokens[hit]) % 65).bincount(minlength=65)  # uniform on 1 .. 64
     assert counts[0] == 0 and counts[1:].min() > 78 - 5 * 9 and counts.max() < 78 + 5 * 9
     assert torch.equal(data.replace_tokens(tokens, 0, 65), tokens)
-    assert (
-        data.replace_tokens(tokens[:2000].view(20, 100).to(torch.uint8), 1, 65)
-        != tokens[:2000].view(20, 100)
-    ).all()
+    few = tokens[:2000].view(20, 100)
+    assert (data.replace_tokens(few.to(torch.uint8), 1, 65) != few).all()
 
 
 def test_dropped_points_leave_the_others_in_order():
     clouds = torch.arange(40).repeat(6, 1)[:, :, None].expand(6, 40, 3).double()
-    kept = data.drop_points(clouds, 0.25, seed=2)
+    kept, fewer = (data.drop_points(clouds, rate, seed=2) for rate in (0.25, 0.5))
     assert kept.shape == (6, 30, 3) and kept.dtype == torch.float64
     assert (kept[:, 1:, 0] > kept[:, :-1, 0]).all()
-    assert len({tuple(row) for row in kept[:, :, 0].tolist()}) == 6  # each cloud loses its own
-    fewer = data.drop_points(clouds, 0.5, seed=2)
-    assert all(
-        set(few) <= set(many)
-        for few, many in zip(fewer[:, :, 1].tolist(), kept[:, :, 1].tolist(), strict=True)
-    )
+    many, few = ([set(row) for row in clouds[:, :, 0].tolist()] for clouds in (kept, fewer))
+    assert len(set(map(frozenset, many))) == 6  # each cloud loses its own
+    assert all(one <= other for one, other in zip(few, many, strict=True))
     assert torch.equal(data.drop_points(clouds, 0, seed=2), clouds)
     assert data.drop_points(clouds, 1.0).shape == (6, 1, 3)

@@ -29,7 +29,6 @@ GLUED = OFF.replace("OFF\n4", "OFF4")
     [
         OFF,
         GLUED,  # of ModelNet40: OFF490 518 0
-        "OFF 4 2 0\n" + OFF.split("\n", 2)[2],
         OFF.replace("\n", "\r\n"),
         "OFF\n# a comment\n4 1 0\n\n0 0 0\n2 0 0 # a corner\n2 2 0\n0 2 0\n4 0 1 2 3 255 0 0\n",
         OFF.replace("3 0 1 2", "3 0 1 2 0.5 0.5 0.5"),
@@ -45,14 +44,9 @@ def test_off_files_in_all_their_forms_are_one_square(tmp_path, text):
 
 def test_off_files_that_are_damaged_are_refused(tmp_path):
     path = tmp_path / "square.off"
-    faces = ["3 0 2 4", "3 -1 2 3", "5 0 2 3", "x 0 2 3"]
-    corners = ["2 two 0\n", "2 2\n", "2 nan 0\n"]
-    headers = ["OFF\nfour 2 0\n", "OFF\n-4 2 0\n", "OFF\n999999999999 1 0\n0 0 0\n"]
-    for text in (
-        *("", "OFF", "PLY\n4 2 0", OFF[:-10], *headers),
-        *(OFF.replace("3 0 2 3", face) for face in faces),
-        *(OFF.replace("2 2 0\n", corner) for corner in corners),
-    ):
+    faces = [OFF.replace("3 0 2 3", face) for face in ("3 0 2 4", "3 -1 2 3", "x 0 2 3")]
+    corners = [OFF.replace("2 2 0\n", corner) for corner in ("2 2\n", "2 nan 0\n")]
+    for text in ("", "PLY\n4 2 0", OFF[:-10], "OFF\n999999999999 1 0\n0 0 0\n", *faces, *corners):
         path.write_text(text)
         with pytest.raises(InputError, match=r"square\.off"):
             data.read_off(path)
@@ -102,10 +96,15 @@ def packed(files):
     return {"ModelNet40.zip": zipped(files, zipfile.ZIP_DEFLATED)}
 
 
+def small(folder, **options):
+    """The clouds of an archive that has fewer of them than the published one."""
+    return data.modelnet40(folder=folder, partial=True, **{"points": 9} | options)
+
+
 @pytest.mark.parametrize("pack", [dict, packed])
 def test_meshes_become_clouds_of_the_two_halves_once(tmp_path, pack, monkeypatch):
     folder = fill(tmp_path / "data", pack(off_files()))
-    found = data.modelnet40(folder=folder, points=9, partial=True)
+    found = small(folder)
     assert found.names == ("airplane", "chair")
     assert found.train_points.shape == (6, 9, 3) and found.test_points.shape == (4, 9, 3)
     assert found.train_labels.tolist() == [0, 0, 0, 1, 1, 1]
@@ -113,39 +112,30 @@ def test_meshes_become_clouds_of_the_two_halves_once(tmp_path, pack, monkeypatch
     assert (heights == heights[:, :1]).all()
     assert heights[:, 0].tolist() == [10, 11, 12, 0, 1, 2]
     assert found.train_counts.tolist() == [9] * 6 and "6 training and 4 test" in found.source
-    kept = list((tmp_path / "cache" / "modelnet40").iterdir())
-    assert len(kept) == 1 and kept[0].suffix == ".npz"
+    (kept,) = (tmp_path / "cache" / "modelnet40").iterdir()
     with monkeypatch.context() as second:
         second.setattr(modelnet, "parse_off", None)  # the second time nothing is read
-        again = data.modelnet40(folder=folder, points=9, partial=True)
-    assert torch.equal(again.train_points, found.train_points)
-    kept[0].write_bytes(kept[0].read_bytes()[:100])  # a damaged cache is drawn again
-    again = data.modelnet40(folder=folder, points=9, partial=True)
-    assert torch.equal(again.test_points, found.test_points)
-    other = data.modelnet40(folder=folder, points=9, seed=1, partial=True)
-    assert not torch.equal(other.train_points, found.train_points)
-    assert len(list((tmp_path / "cache" / "modelnet40").iterdir())) == 2
+        assert torch.equal(small(folder).train_points, found.train_points)
+    kept.write_bytes(kept.read_bytes()[:100])  # a damaged cache is drawn again
+    assert torch.equal(small(folder).test_points, found.test_points)
+    assert not torch.equal(small(folder, seed=1).train_points, found.train_points)
 
 
 def test_the_official_numbers_are_demanded(tmp_path):
     folder = fill(tmp_path / "data", packed(off_files()))
-    with pytest.raises(InputError, match="9843"):
-        data.modelnet40(folder=folder)
-    with pytest.raises(InputError, match=r"ModelNet40\.zip"):
-        data.modelnet40(folder=tmp_path)
-    with pytest.raises(InputError, match="ModelNet40"):
-        data.modelnet40()
+    for given, words in ((folder, "9843"), (tmp_path, r"ModelNet40\.zip"), (None, "ModelNet40")):
+        with pytest.raises(InputError, match=words):
+            data.modelnet40(folder=given)
 
 
 def test_meshes_without_area_are_named_and_left_out_or_refused(tmp_path, monkeypatch):
     folder = fill(tmp_path / "data", packed(off_files(broken=1)))
     with pytest.raises(InputError, match=r"chair_0001\.off"):
-        data.modelnet40(folder=folder, points=9, partial=True)
+        small(folder)
     monkeypatch.setattr(archives, "LOST", 0.1)
     for _ in range(2):  # drawn, and from the cache
-        with pytest.warns(UserWarning, match=r"chair_0001\.off") as caught:
-            found = data.modelnet40(folder=folder, points=9, partial=True)
-        assert caught[0].filename == __file__
+        with pytest.warns(UserWarning, match=r"chair_0001\.off"):
+            found = small(folder)
     assert found.train_labels.tolist() == [0, 0, 0, 1, 1]
     assert found.train_points.isfinite().all()
 
@@ -155,11 +145,10 @@ def test_archives_that_are_damaged_are_refused(tmp_path):
     whole = path.read_bytes()
     place = whole.index(b".off") + 6  # in the first compressed mesh
     flipped = whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :]
-    other = zipped({"photographs/cat.jpg": b"x"})
-    for content in (whole[: len(whole) // 2], b"", other, flipped):
+    for content in (whole[: len(whole) // 2], zipped({"photographs/cat.jpg": b"x"}), flipped):
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"ModelNet40\.zip"):
-            data.modelnet40(folder=path.parent, points=9, partial=True)
+            small(path.parent)
 
 
 def hdf5(points, labels):
@@ -169,28 +158,25 @@ def hdf5(points, labels):
     return file.getvalue()
 
 
-def pointnet_files():
+def pointnet_files(tmp_path, **changes):
+    """A folder with an archive of points in three files, and the points."""
     draw = np.random.default_rng(0)
     parts = [draw.standard_normal((n, 20, 3)).astype("f4") for n in (3, 2, 2)]
     labels = [np.array(v, "u1")[:, None] for v in ([1, 0, 1], [0, 0], [1, 0])]
     base = "modelnet40_ply_hdf5_2048/"
     names = ["ply_data_train0.h5", "ply_data_train1.h5", "ply_data_test0.h5"]
-    files = {base + n: hdf5(p, v) for n, p, v in zip(names, parts, labels, strict=True)}
     listed = [f"data/{base}{name}\n" for name in names]
-    files[base + "train_files.txt"] = "".join(listed[:2]).encode()
-    files[base + "test_files.txt"] = listed[2].encode()
-    files[base + "shape_names.txt"] = b"airplane\nchair\n"
-    return files, parts
-
-
-def archived(files):
-    return {"modelnet40_ply_hdf5_2048.zip": zipped(files)}
+    files = {n: hdf5(p, v) for n, p, v in zip(names, parts, labels, strict=True)}
+    files["train_files.txt"] = "".join(listed[:2]).encode()
+    files["test_files.txt"] = listed[2].encode()
+    files["shape_names.txt"] = b"airplane\nchair\n"
+    files = {base + name: held for name, held in (files | changes).items() if held is not None}
+    return fill(tmp_path, {"modelnet40_ply_hdf5_2048.zip": zipped(files)}), parts
 
 
 def test_points_of_pointnet_are_read_in_place(tmp_path):
-    files, parts = pointnet_files()
-    folder = fill(tmp_path / "data", archived(files))
-    found = data.modelnet40(folder=folder, points=5, partial=True)
+    folder, parts = pointnet_files(tmp_path / "data")
+    found = small(folder, points=5)
     assert found.names == ("airplane", "chair")
     assert found.train_labels.tolist() == [0, 0, 0, 1, 1]
     rows = np.concatenate(parts[:2])[[1, 3, 4, 0, 2], :5]
@@ -201,28 +187,24 @@ def test_points_of_pointnet_are_read_in_place(tmp_path):
     with pytest.raises(InputError, match="expected 40, 9840 and 2468"):
         data.modelnet40(folder=folder, points=5)
     with pytest.raises(InputError, match="points"):
-        data.modelnet40(folder=folder, points=21, partial=True)
+        small(folder, points=21)
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
         ("shape_names.txt", None),
-        ("ply_data_test0.h5", None),
         ("test_files.txt", b""),
         ("ply_data_train0.h5", b"not HDF5"),
         ("ply_data_train0.h5", hdf5(np.ones((2, 20)), [0, 0])),
-        ("ply_data_train0.h5", hdf5(np.ones((2, 20, 3)), [0])),
         ("ply_data_train0.h5", hdf5(np.ones((1, 20, 3)), [2])),
         ("ply_data_train0.h5", hdf5(np.full((1, 20, 3), np.nan), [1])),
     ],
 )
 def test_files_of_points_that_are_damaged_are_refused(tmp_path, name, content):
-    files, _ = pointnet_files()
-    key = f"modelnet40_ply_hdf5_2048/{name}"
-    files.pop(key) if content is None else files.update({key: content})
+    folder, _ = pointnet_files(tmp_path / "data", **{name: content})
     with pytest.raises(InputError, match=name):
-        data.modelnet40(folder=fill(tmp_path / "data", archived(files)), points=5, partial=True)
+        small(folder, points=5)
 
 
 # Sets of pixels, solids.
@@ -363,12 +345,9 @@ def test_points_are_dropped_from_padded_clouds_by_their_own_numbers():
         assert (own // 10 == k).all() and (own.diff() > 0).all()
     fewer, still = data.drop_points(STORED, 0.8, 1, mask=mask)
     assert set(fewer[0][still[0]][:, 0].tolist()) <= set(left[0][there[0]][:, 0].tolist())
-    same, all_there = data.drop_points(STORED, 0.0, 1, mask=mask)
-    assert torch.equal(same, STORED) and torch.equal(all_there, mask)
-    full = torch.ones(5, 6, dtype=torch.bool)
-    assert torch.equal(
-        data.drop_points(STORED, 0.5, 1, mask=full)[0], data.drop_points(STORED, 0.5, 1)
-    )
+    assert torch.equal(data.drop_points(STORED, 0.0, 1, mask=mask)[0], STORED)
+    full = data.drop_points(STORED, 0.5, 1, mask=torch.ones(5, 6, dtype=torch.bool))
+    assert torch.equal(full[0], data.drop_points(STORED, 0.5, 1))
 
 
 @pytest.mark.parametrize("about", ["random", "third"])

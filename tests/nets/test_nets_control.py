@@ -41,6 +41,10 @@ def squares(layer, x, f):
     return x.square().mean() + (x * f).mean()
 
 
+def mean_square(out):
+    return out.square().mean()
+
+
 def double(network, seed=0):
     """Weights of order one in double precision, so that no gradient is small by itself."""
     generator = torch.Generator().manual_seed(seed)
@@ -113,18 +117,17 @@ def assert_gradients_of(kind, steps, keep, seed, options):
 
 
 @pytest.mark.parametrize("scheme", ["euler", KUTTA])
-@pytest.mark.parametrize("weight", [0.0, 2.5])
-def test_resnet_has_the_gradients_of_back_propagation(scheme, weight):
+@pytest.mark.parametrize("shared", [False, True])
+def test_resnet_has_the_gradients_of_back_propagation(scheme, shared):
     options = {"layers": 7, "width": 4, "transport": 0.1, "penalty": 0.01}
     x, labels = draw(9, 2), torch.arange(9) % 2
-    for shared in (False, True):
-        net = double(nets.ControlledResNet(2, scheme=scheme, shared=shared, **options))
+    net = double(nets.ControlledResNet(2, scheme=scheme, shared=shared, **options))
+    for weight in (0.0, 2.5):
         assert_gradients(net, x, lambda out: functional.cross_entropy(out, labels), weight=weight)
 
 
 BODIES = [
     lambda body: body,
-    lambda body: nets.ContinuousTransformer(body, 0.8, 3, scheme="heun"),
     lambda body: nets.ContinuousTransformer(
         body, 0.8, 3, scheme="rk4", velocity="residual", cost="sum"
     ),
@@ -149,8 +152,8 @@ def test_gpt_has_the_gradients_of_back_propagation_whatever_its_body(wrap, dropo
 def test_padded_texts_keep_their_masks():
     net = nets.TextClassifier(vocabulary=7, context=6, width=8, depth=2, heads=2, classes=3, pad=0)
     net.body = nets.ContinuousTransformer(net.body, steps=3, scheme="heun")
-    tokens, labels = torch.tensor([[3, 1, 4, 0, 0, 0], [2, 6, 5, 3, 0, 0]]), torch.tensor([0, 2])
-    assert_gradients(double(net), tokens, lambda out: functional.cross_entropy(out, labels))
+    tokens = torch.tensor([[3, 1, 4, 0, 0, 0], [2, 6, 5, 3, 0, 0]])
+    assert_gradients(double(net), tokens, mean_square)
 
 
 def test_gradients_under_autocast_are_those_of_back_propagation():
@@ -164,13 +167,12 @@ def test_frozen_layers_pass_costates_on():
     net = double(nets.ControlledResNet(2, layers=4, width=3))
     for p in net.body.layers[1].parameters():
         p.requires_grad_(False)
-    assert_gradients(net, draw(5, 2), lambda out: out.square().mean())
+    assert_gradients(net, draw(5, 2), mean_square)
 
 
 def test_an_extremal_has_no_graph():
     gpt = nets.GPT(vocabulary=7, context=4, width=4, depth=1, heads=1)
-    tokens = torch.tensor([[1, 2, 3]])
-    found = control.extremal(gpt, tokens, lambda out: out.square().mean())
+    found = control.extremal(gpt, torch.tensor([[1, 2, 3]]), mean_square)
     tensors = [found.times, found.states, found.costates, found.hamiltonian]
     assert not any(tensor.requires_grad for tensor in [*tensors, *found.gradients.values()])
 
@@ -188,16 +190,13 @@ class Weighed(nn.Module):
 
 def test_weights_of_the_running_cost_are_controls_and_those_of_nobody_are_refused():
     def body(running):
-        return double(
-            control.Dynamics([dense(2) for _ in range(3)], scheme="heun", running=running)
-        )
+        layers = [dense(2) for _ in range(3)]
+        return double(control.Dynamics(layers, scheme="heun", running=running))
 
-    x = draw(5, 2)
-    assert_gradients(body(Weighed()), x, lambda out: out.square().sum())
-    loose = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+    x, loose = draw(5, 2), Weighed()
+    assert_gradients(body(Weighed()), x, mean_square)
     with pytest.raises(InputError, match="parameters"):
-        net = body(lambda layer, x, f: loose * f.square().mean())
-        control.gradients(net, x, lambda out: out.square().sum())
+        control.gradients(body(lambda *given: loose(*given)), x, mean_square)
 
 
 def test_a_body_that_runs_twice_has_gradients_and_no_states():
@@ -219,9 +218,7 @@ def test_costates_are_minus_the_gradients_in_the_states():
     net = double(nets.ControlledResNet(3, layers=4, scheme="rk4", transport=0.2))
     x = draw(5, 3)
 
-    def loss(out):
-        return out.square().mean()
-
+    loss = mean_square
     found = control.extremal(net, x, loss)
     lengths, plan = net.body.lengths, net.body.plan(x)
     torch.testing.assert_close(found.times, torch.linspace(0, 1, 5, dtype=torch.float64))
@@ -298,6 +295,21 @@ def test_layers_that_change_the_shape_are_refused():
             control.gradients(nn.Sequential(nn.Linear(2, 2), body), torch.ones(3, 2), torch.sum)
 
 
+def relu_net():
+    return nets.ControlledResNet(2, layers=3, activation="relu"), torch.ones(4, 2)
+
+
+@pytest.mark.parametrize("name", ["states", "costates", "hamiltonian", "extremal", "optimality"])
+def test_no_state_that_is_not_finite_is_returned(name):
+    net, x = relu_net()
+    with torch.no_grad():
+        net.body.layers[1][0].bias.fill_(torch.inf)
+    for start in (x.new_full((4, 2), torch.nan), x):
+        with pytest.raises(control.NonFiniteCostateError, match="not finite") as caught:
+            getattr(control, name)(net, start, *[mean_square] * (name != "states"))
+    assert name != "states" or caught.value.layer == 2
+
+
 def test_costates_that_are_not_finite_name_their_layer():
     class Burst(nn.Module):
         def forward(self, x):
@@ -310,25 +322,10 @@ def test_costates_that_are_not_finite_name_their_layer():
     assert caught.value.layer == 1 and caught.value.step == -1
 
 
-@pytest.mark.parametrize("name", ["states", "costates", "hamiltonian", "extremal", "optimality"])
-def test_no_state_that_is_not_finite_is_returned(name):
-    net, x = nets.ControlledResNet(2, layers=3, activation="relu"), torch.ones(4, 2)
-    x[1, 0] = torch.nan
-    others = () if name == "states" else (lambda out: out.square().mean(),)
-    with pytest.raises(control.NonFiniteCostateError, match="not finite"):
-        getattr(control, name)(net, x, *others)
-    x[1, 0] = 1.0
-    with torch.no_grad():
-        net.body.layers[1][0].bias.fill_(torch.inf)
-    with pytest.raises(control.NonFiniteCostateError, match="not finite") as caught:
-        getattr(control, name)(net, x, *others)
-    assert name != "states" or caught.value.layer == 2
-
-
-def test_an_objective_or_a_gradient_out_of_range_is_refused():
-    net, x = nets.ControlledResNet(2, layers=3, activation="relu"), torch.ones(4, 2)
-    for call in (control.extremal, control.gradients, control.costates):
-        with pytest.raises(train.NonFiniteLossError, match="objective"):
-            call(net, x, lambda out: out.square().mean() + torch.inf)
-        with pytest.raises(train.NonFiniteLossError, match=r"gradient of .*weight"):
-            call(net, 1e30 * x, lambda out: 1e15 * out.mean())
+@pytest.mark.parametrize("call", [control.extremal, control.gradients, control.costates])
+def test_an_objective_or_a_gradient_out_of_range_is_refused(call):
+    net, x = relu_net()
+    with pytest.raises(train.NonFiniteLossError, match="objective"):
+        call(net, x, lambda out: mean_square(out) + torch.inf)
+    with pytest.raises(train.NonFiniteLossError, match=r"gradient of .*weight"):
+        call(net, 1e30 * x, lambda out: 1e15 * out.mean())

@@ -61,20 +61,13 @@ def test_idx_gives_back_every_element_type_and_shape(tmp_path, dtype, compress):
         assert read.shape == shape and np.array_equal(read, array)
 
 
-def test_idx_reads_numbers_with_the_highest_byte_first():
-    content = bytes([0, 0, 0x0B, 1, 0, 0, 0, 2, 0x01, 0x02, 0xFF, 0xFE])
-    assert parse_idx(content, "two").tolist() == [0x0102, -2]
-
-
 def test_damaged_and_foreign_idx_files_are_refused_by_name(tmp_path):
     images, path = idx(RNG.integers(0, 256, (4, 5, 6)).astype(np.uint8)), tmp_path / "images"
-    huge = struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1)  # no array has these sizes
-    plain = [b"", b"\x89PNG\r\n\x1a\n", images[:2] + b"\x0a" + images[3:], images[:11]]
-    plain += [images[:3] + b"\0" + images[4:], idx(np.zeros(4, np.uint8)), images[:-1]]
-    plain += [images + b"\0", images[:4] + b"\xff" * 12 + images[16:], images[:4] + huge]
     packed = gzip.compress(images)
-    broken = [packed[:-12], packed[:-6] + bytes(6), packed[:20] + b"\xff" * 20, packed + b"?"]
-    for content in (*plain, *map(gzip.compress, plain), *broken):
+    huge = images[:4] + b"\xff" * 12 + images[16:]  # no array has these sizes
+    unknown = images[:2] + b"\x0a" + images[3:]  # no element type
+    foreign = [b"", b"\x89PNG\r\n\x1a\n", unknown, images[:11], images[:-1], images + b"\0", huge]
+    for content in (*foreign, idx(np.zeros(4, np.uint8)), packed[:-12], packed + b"?"):
         path.write_bytes(content)
         with refused(re.escape(str(path))):
             data.read_idx(path, dims=3)
@@ -87,12 +80,11 @@ def test_damaged_and_foreign_idx_files_are_refused_by_name(tmp_path):
 
 def expect(monkeypatch, name: str, contents: dict[str, bytes]) -> None:
     """Make the loader expect these contents under the published names."""
-    files = getattr(datasets, name)
-    monkeypatch.setattr(
-        datasets,
-        name,
-        tuple(dataclasses.replace(file, sha256=sha(contents[file.name])) for file in files),
+    files = (
+        dataclasses.replace(file, sha256=sha(contents[file.name]))
+        for file in getattr(datasets, name)
     )
+    monkeypatch.setattr(datasets, name, tuple(files))
 
 
 @pytest.fixture
@@ -107,8 +99,8 @@ def published(monkeypatch) -> dict[str, bytes]:
     return contents
 
 
-def gzipped(contents: dict[str, bytes], level: int = 1) -> dict[str, bytes]:
-    return {f"{name}.gz": gzip.compress(data, level) for name, data in contents.items()}
+def gzipped(contents: dict[str, bytes]) -> dict[str, bytes]:
+    return {f"{name}.gz": gzip.compress(data, 1) for name, data in contents.items()}
 
 
 def test_mnist_holds_the_digits_of_its_files_and_a_part_of_them_in_the_fixed_order(
@@ -137,16 +129,15 @@ def test_mnist_holds_the_digits_of_its_files_and_a_part_of_them_in_the_fixed_ord
 def test_mnist_is_read_from_every_mirror_and_from_the_folder_of_torchvision(
     tmp_path, published, place
 ):
-    for number, contents in enumerate((published, gzipped(published), gzipped(published, 9))):
+    for number, contents in enumerate((published, gzipped(published))):
         dotted = {name.replace("-idx", ".idx"): part for name, part in contents.items()}
-        for folder, files in ((place, contents), ("dots", dotted)):
-            found = fill(tmp_path / f"{number}" / folder, files)
-            found = found if folder == "dots" else tmp_path / f"{number}"
-            assert len(data.mnist(folder=found).train_images) == 60
+        fill(tmp_path / f"{number}" / place, contents)
+        for folder in (tmp_path / f"{number}", fill(tmp_path / f"dots{number}", dotted)):
+            assert len(data.mnist(folder=folder).train_images) == 60
 
 
 def test_the_order_is_a_shuffle_by_numpy_of_the_first_digits_sorted_by_label():
-    for n in (0, 1, 2, 9, 1000):
+    for n in (0, 1, 1000):
         labels = RNG.integers(0, 10, n).astype(np.uint8)
         shuffle = np.random.default_rng(0).permutation(n)  # its bits are fixed, its method is not
         expected = np.argsort(labels, kind="stable")[shuffle]
@@ -171,29 +162,25 @@ def test_files_are_looked_for_in_the_folder_then_the_variable_then_the_cache(
     assert used() == named and used(given) == used(str(given)) == given
     (named / "t10k-labels-idx1-ubyte").unlink()  # a folder that lacks a file is passed over
     assert used() == cache
-    with refused("MNIST.*WFLOW_DATA"):
-        data.mnist(folder=named)
-    with refused("nowhere"):
-        data.mnist(folder=tmp_path / "nowhere")
+    for folder, words in ((named, "MNIST.*WFLOW_DATA"), (tmp_path / "nowhere", "nowhere")):
+        with refused(words):
+            data.mnist(folder=folder)
     monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "gone"))
     with refused("WFLOW_DATA"):
         data.mnist()
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_a_corrupt_file_is_refused_with_both_checksums_left_alone_and_not_passed_over(
-    tmp_path, published, compress, monkeypatch
+def test_a_corrupt_file_is_refused_with_both_checksums_and_not_passed_over(
+    tmp_path, published, monkeypatch
 ):
     fill(tmp_path / "cache", published)
     name = "t10k-labels-idx1-ubyte"
     wrong = published[name][:-1] + b"?"
-    folder = fill(tmp_path / "named", published | {name: compress(wrong)})
+    folder = fill(tmp_path / "named", published | {name: gzip.compress(wrong)})
     monkeypatch.setenv("WFLOW_DATA", str(folder))
-    found, expected = sha(wrong), sha(published[name])
     for given in (folder, None):
-        with refused(f"{name}: the SHA-256 of its contents is {found}, expected {expected}"):
+        with refused(f"{name}.*{sha(wrong)}, expected {sha(published[name])}"):
             data.mnist(folder=given)
-    assert (folder / name).read_bytes() == compress(wrong)
 
 
 # Downloads, from a server on this machine
@@ -211,13 +198,10 @@ def server(tmp_path):
     folder = tmp_path / "served"
     folder.mkdir()
     handler = functools.partial(Quiet, directory=str(folder))
-    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield folder, f"http://127.0.0.1:{http.server_port}/"
-    http.shutdown()
-    http.server_close()
-    thread.join()
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
+        yield folder, f"http://127.0.0.1:{http.server_port}/"
+        http.shutdown()
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -239,11 +223,10 @@ def test_a_download_is_checked_kept_and_not_made_twice(tmp_path, server, packed)
     assert kept.read_bytes() == b"damaged"
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_download_with_another_checksum_names_both_and_keeps_nothing(tmp_path, server, packed):
+def test_a_download_with_another_checksum_names_both_and_keeps_nothing(tmp_path, server):
     folder, address = server
     (folder / "file.txt").write_bytes(b"something else")
-    file = DataFile("set/file.txt", sha(b"content"), (address + "file.txt",), packed=packed)
+    file = DataFile("set/file.txt", sha(b"content"), (address + "file.txt",))
     with refused("file.txt") as caught:
         download.obtain("the set", [file])
     assert sha(b"content") in str(caught.value) and sha(b"something else") in str(caught.value)
@@ -253,43 +236,26 @@ def test_a_download_with_another_checksum_names_both_and_keeps_nothing(tmp_path,
 def test_a_download_that_fails_names_every_address_and_the_alternative(server):
     _, address = server
     file = DataFile("set/file.txt", sha(b""), (address + "a", "http://127.0.0.1:9/b"))
-    other = DataFile("set/other", sha(b""), (address + "c",))
-    advice = "put set/file.txt and set/other into a folder and set WFLOW_DATA"
-    with refused(advice) as caught:
-        download.obtain("the set", [file, other])
+    with refused("put set/file.txt .* WFLOW_DATA") as caught:
+        download.obtain("the set", [file])
     assert address + "a" in str(caught.value) and "http://127.0.0.1:9/b" in str(caught.value)
-    with refused("set/file.txt.*WFLOW_DATA"):
-        download.obtain("the set", [DataFile("set/file.txt", sha(b""))])
 
 
-def test_mnist_is_downloaded_where_it_is_nowhere_at_hand(published, server, monkeypatch, tmp_path):
+def test_mnist_is_downloaded_where_it_is_nowhere_at_hand(published, server, monkeypatch):
     folder, address = server
     fill(folder, gzipped(published))
     for name in ("_TRAIN", "_TEST"):
         files = getattr(datasets, name)
-        ends = [(a, f"{f.name}.gz") for f in files for a in f.addresses]
-        assert ends and all(a.endswith(end) and a[:8] == "https://" for a, end in ends)
+        assert all(a.startswith("https://") for file in files for a in file.addresses)
         moved = (dataclasses.replace(f, addresses=(f"{address}{f.name}.gz",)) for f in files)
         monkeypatch.setattr(datasets, name, tuple(moved))
     assert len(data.mnist().train_images) == 60
-    kept = sorted(path.name for path in (tmp_path / "cache" / "mnist").iterdir())
-    assert kept == sorted(gzipped(published))  # as they came, and no drafts
 
 
-@pytest.mark.parametrize(
-    ("package", "load"),
-    [
-        ("pooch", data.mnist),
-        ("sklearn.datasets", data.digits),
-        ("tokenizers", lambda: data.BytePairs(b"{}", b"")),
-    ],
-)
-def test_a_package_that_is_missing_is_named(monkeypatch, package, load):
-    monkeypatch.undo()  # the real cache_folder, which needs pooch
-    monkeypatch.delenv("WFLOW_DATA", raising=False)
-    monkeypatch.setitem(sys.modules, package, None)
-    with refused(package.partition(".")[0]):
-        load()
+def test_a_package_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with refused("sklearn"):
+        data.digits()
 
 
 # What needs no file
@@ -303,20 +269,17 @@ def test_digits_are_split_once_and_for_all():
     counts = images.test_labels.to(torch.int64).bincount(minlength=10)
     assert (counts.double() - images.train_labels.to(torch.int64).bincount() / 4).abs().max() <= 1
     assert (images.test_labels[1:] < images.test_labels[:-1]).any()  # in no order of labels
-    together = torch.cat([images.train_images, images.test_images]).reshape(1797, -1)
     assert torch.equal(data.digits().test_images, images.test_images)
     from sklearn.datasets import load_digits
 
     original = load_digits()
+    together = torch.cat([images.train_images, images.test_images]).reshape(1797, -1)
     back = torch.round(together.double() * (16 / 255)).to(torch.int64)
     labels = torch.cat([images.train_labels, images.test_labels]).to(torch.int64)
     rows = torch.cat([back, labels[:, None]], 1).tolist()
     expected = np.column_stack([original.data, original.target]).astype(int).tolist()
     assert sorted(rows) == sorted(expected) and rows != expected
-    batches = data.ImageBatches(
-        images.train_images, images.train_labels, batch=1437, mean=images.mean, std=images.std
-    )
-    pixels, _ = batches(0)
+    pixels = (data.unit(images.train_images) - images.mean) / images.std
     assert abs(pixels.mean()) < 1e-3 and abs(pixels.std() - 1) < 1e-3
 
 
@@ -358,25 +321,26 @@ def byte_pair_files() -> dict[str, bytes]:
     }
 
 
-def test_byte_pairs_join_in_the_order_of_the_list():
-    files = byte_pair_files()
-    numbers = json.loads(files["encoder.json"])
-    tokenizer = data.BytePairs(files["encoder.json"], files["vocab.bpe"])
-    assert tokenizer.vocabulary == 262
+@pytest.fixture
+def pairs() -> data.BytePairs:
+    return data.BytePairs(*byte_pair_files().values())
+
+
+def test_byte_pairs_join_in_the_order_of_the_list(pairs):
+    numbers = json.loads(byte_pair_files()["encoder.json"])
+    assert pairs.vocabulary == 262
     expected = ["the", "Ġthe", "m", "Ġ", "ab", "ab"]  # "ab a" is behind "a b", so abab is ab ab
-    assert tokenizer.encode("the them abab").tolist() == [*(numbers[token] for token in expected)]
+    assert pairs.encode("the them abab").tolist() == [*(numbers[token] for token in expected)]
     for text in ("", "the thé\n\n  日本 \U0001f600's", "<|endoftext|>", " the"):
-        encoded = tokenizer.encode(text)
-        assert encoded.dtype == torch.int64 and tokenizer.decode(encoded) == text
+        encoded = pairs.encode(text)
+        assert encoded.dtype == torch.int64 and pairs.decode(encoded) == text
         assert not (encoded == 261).any()  # a text cannot call up the mark
-    assert tokenizer.decode([261]) == "<|endoftext|>"
+    assert pairs.decode([261]) == "<|endoftext|>"
     with refused("expected 0 to 261"):
-        tokenizer.decode([262])
+        pairs.decode([262])
 
 
-def test_a_long_text_is_encoded_by_pieces_to_the_same_tokens(monkeypatch):
-    files = byte_pair_files()
-    tokenizer = data.BytePairs(files["encoder.json"], files["vocab.bpe"])
+def test_a_long_text_is_encoded_by_pieces_to_the_same_tokens(pairs, monkeypatch):
     letters = [
         *"thebab  \n\n\t'.,:!?012_é½一。，\x1c\u200b\u0301\u00a0\u2028",
         "'s",
@@ -384,45 +348,34 @@ def test_a_long_text_is_encoded_by_pieces_to_the_same_tokens(monkeypatch):
         "\r\n",
     ]
     texts = ["".join(random.Random(k).choices(letters, k=60)) for k in range(200)]
-    expected = [tokenizer.encode(text) for text in texts]
+    expected = [pairs.encode(text) for text in texts]
     monkeypatch.setattr(tokenize, "_PIECE", 3)
-    given = []
-    real = tokenizer._encode
-    monkeypatch.setattr(tokenizer, "_encode", lambda piece: given.append(piece) or real(piece))
-    for text, tokens in zip(texts, expected, strict=True):
-        assert torch.equal(tokenizer.encode(text), tokens)
+    given, encode = [], pairs._encode
+    monkeypatch.setattr(pairs, "_encode", lambda piece: given.append(piece) or encode(piece))
+    assert all(map(torch.equal, map(pairs.encode, texts), expected))
     assert "".join(given) == "".join(texts) and len(given) > 5 * len(texts)
 
 
-def test_a_compact_text_has_the_vocabulary_of_the_tokens_that_occur():
-    files = byte_pair_files()
-    tokenizer = data.BytePairs(files["encoder.json"], files["vocab.bpe"])
+def test_a_compact_text_has_the_vocabulary_of_the_tokens_that_occur(pairs):
     train, test = "the them abab", "the the bat"
-    text = data.Text(tokenizer.encode(train), tokenizer.encode(test), tokenizer, "a text")
-    found = text.compact()
-    assert found.vocabulary == len({*text.train.tolist(), *text.test.tolist()}) == 8
+    found = data.Text(pairs.encode(train), pairs.encode(test), pairs, "a text").compact()
+    assert found.vocabulary == 8 and "8 occur" in found.source
     assert {*found.train.tolist(), *found.test.tolist()} == set(range(8))
     assert (found.decode(found.train), found.decode(found.test)) == (train, test)
     assert torch.equal(found.encode(test), found.test) and found.test.dtype == torch.int64
-    assert found.source == "a text, of which 8 occur"
     assert torch.equal(found.compact().train, found.train)
-    for missing in ("them z", "<", "\U0001f600"):
-        with refused("vocabulary"):
-            found.encode(missing)
-    with refused("expected 0 to 7"):
-        found.decode([8])
+    for call in (lambda: found.encode("them z"), lambda: found.decode([8])):
+        with refused("vocabulary|expected 0 to 7"):
+            call()
     assert found.encode("").tolist() == [] and found.decode([]) == ""
 
 
-def test_byte_pair_files_of_another_form_are_refused():
+@pytest.mark.parametrize("encoder", [b"not json", b"[1, 2]", b'{"a": [0]}', b'{"a": 0, "b": 1}'])
+def test_byte_pair_files_of_another_form_are_refused(encoder):
     files = byte_pair_files()
-    encoders = [b"not json", b"[1, 2]", b'{"a": 1, "b": 1}', b'{"a": [0]}', b'{"a": 0, "b": 1}']
-    merges = [b"b a", b"t h e", b"\xff"]
-    for pair in [(encoder, files["vocab.bpe"]) for encoder in encoders] + [
-        (files["encoder.json"], lines) for lines in merges
-    ]:
+    for given in ((encoder, files["vocab.bpe"]), (files["encoder.json"], b"t h e")):
         with refused(r"encoder\.json"):
-            data.BytePairs(*pair)
+            data.BytePairs(*given)
 
 
 PLAY = "First Citizen:\nthe abab, before we proceed.\n\nAll:\nSpeak, speak the word.\n" * 4
@@ -431,9 +384,8 @@ PLAY = "First Citizen:\nthe abab, before we proceed.\n\nAll:\nSpeak, speak the w
 @pytest.fixture
 def play(tmp_path, monkeypatch) -> Path:
     """A folder with a short text, which the loader expects."""
-    content = PLAY.encode()
-    (tmp_path / "tinyshakespeare.txt").write_bytes(content)
-    expected = dataclasses.replace(datasets._SHAKESPEARE, sha256=sha(content))
+    fill(tmp_path, {"tinyshakespeare.txt": PLAY.encode()})
+    expected = dataclasses.replace(datasets._SHAKESPEARE, sha256=sha(PLAY.encode()))
     monkeypatch.setattr(datasets, "_SHAKESPEARE", expected)
     return tmp_path
 
@@ -452,8 +404,6 @@ def test_shakespeare_holds_back_the_last_tenth(play):
 def test_shakespeare_as_byte_pairs(play, monkeypatch):
     files = byte_pair_files()
     expect(monkeypatch, "_GPT2", files)
-    with refused("vocabulary"):
-        data.shakespeare(tokens="gpt2", folder=play)
     fill(play / "gpt2-bpe", files)
     text = data.shakespeare(tokens="gpt2", folder=play)
     cut = 9 * len(PLAY) // 10
@@ -479,17 +429,11 @@ def test_the_mnist_files_are_the_published_ones():
     assert images.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
     pixels = images.train_images.double() / 255
     assert abs(pixels.mean() - images.mean) < 5e-5 and abs(pixels.std() - images.std) < 5e-5
-
-
-@real("mnist")
-def test_the_ten_thousand_digits_are_those_of_the_published_tables():
-    images = data.mnist(folder=DATA, digits=10_000)
-    assert sha(images.train_images.numpy().tobytes()) == (
-        "01a649acf97bc53c9bbc1a378d3087f5a8f67ccf25746dab384bcbe11feed658"
-    )
-    assert sha(images.train_labels.numpy().tobytes()) == (
-        "e72996c710bf1af21bb8a23cdd1d782224270379d3bccd54d66aa2c07de97e75"
-    )
+    part = data.mnist(folder=DATA, digits=10_000)  # that of the published tables
+    assert [sha(a.numpy().tobytes()) for a in (part.train_images, part.train_labels)] == [
+        "01a649acf97bc53c9bbc1a378d3087f5a8f67ccf25746dab384bcbe11feed658",
+        "e72996c710bf1af21bb8a23cdd1d782224270379d3bccd54d66aa2c07de97e75",
+    ]
 
 
 @real("tinyshakespeare.txt", "gpt2-bpe")

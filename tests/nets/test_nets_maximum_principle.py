@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from trainings import assert_same, crash, run
+from trainings import Body, Points, assert_same, crash, run
 
 from wflow import InputError, nets
 from wflow.nets import control, train
-from wflow.nets.control.maximise import EndsPart, Workers, _pickled, groups_of
+from wflow.nets.control.maximise import EndsPart, _pickled, groups_of
 from wflow.nets.control.principle import recorded
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -190,6 +190,10 @@ def test_failures_are_counted_and_leave_the_weights():
     assert not controls_of(body).any()
 
 
+def loss_on(labels):
+    return lambda out: functional.cross_entropy(out, labels)
+
+
 def gradient_norm(net, x, loss, part):
     """The norm of the gradient of a part, over the length h = 1/4 of a step."""
     grads = control.gradients(net, x, loss)
@@ -199,10 +203,7 @@ def gradient_norm(net, x, loss, part):
 
 def test_hamiltonian_of_a_layer_has_the_gradient_of_the_objective():
     net, (x, labels) = resnet(scheme="rk4", transport=0.1, penalty=0.1), donut()
-
-    def loss(out):
-        return functional.cross_entropy(out, labels)
-
+    loss = loss_on(labels)
     found = control.optimality(net, x, loss, iterations=1)
     for number, residual in enumerate(found.residuals):
         norm = gradient_norm(net, x, loss, f"body.layers.{number}.")
@@ -236,36 +237,9 @@ def test_in_discrete_time_a_minimum_need_not_maximise_the_hamiltonian():
     assert float(found.violations[0]) > 7
 
 
-def test_weights_that_the_last_layer_shares_with_the_classifier_count_both():
-    net = resnet()
-    net.head.weight = None
-    net.head.weight = net.body.layers[0][0].weight  # (3, 3): three classes
-    net.head.bias = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-    x, labels = donut()
-    found = control.extremal(net, x, lambda out: functional.cross_entropy(out, labels))
-    record, _, gradients = recorded(net, lambda: OBJECTIVE(net, x, labels).total)
-    torch.testing.assert_close(gradients, found.gradients)
-    ends = EndsPart(net.body, lambda: OBJECTIVE(net, x, labels).total, record, record.after)
-    groups = groups_of(net, record, ends)
-    assert [group.label for group in groups] == [
-        "layer 1", "layer 2", "layer 3", "layer 0 with opening and closing"
-    ]  # fmt: skip
-    both = groups[-1]
-    (slope,) = torch.autograd.grad(both.value(), [net.head.weight])
-    h = net.body.lengths[0]
-    layer, ends = both.parts
-    (of_layer,) = torch.autograd.grad(sum(t.value for t in layer.terms()), [net.head.weight])
-    (of_ends,) = torch.autograd.grad(sum(t.value for t in ends.terms()), [net.head.weight])
-    torch.testing.assert_close(slope, of_layer + of_ends)
-    torch.testing.assert_close(-h * of_layer - of_ends, found.gradients["body.layers.0.0.weight"])
-
-
 def test_shared_weights_violate_the_principle_by_the_sum():
     net, (x, labels) = resnet(shared=True, penalty=0.1), donut()
-
-    def loss(out):
-        return functional.cross_entropy(out, labels)
-
+    loss = loss_on(labels)
     found = control.optimality(net, x, loss)
     (group,) = found.groups
     assert group.residual == pytest.approx(gradient_norm(net, x, loss, "body."), rel=1e-10)
@@ -273,6 +247,26 @@ def test_shared_weights_violate_the_principle_by_the_sum():
     assert 0 < group.violation <= float(found.violations.sum()) * (1 + 1e-9)
     apart = control.optimality(resnet(penalty=0.1), x, loss)
     assert [one.violation for one in apart.groups] == apart.violations.tolist()
+
+
+def test_weights_that_the_last_layer_shares_with_the_classifier_count_both():
+    net, (x, labels) = resnet(), donut()
+    weight = net.head.weight = net.body.layers[0][0].weight  # (3, 3): three classes
+    net.head.bias = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+    def total():
+        return OBJECTIVE(net, x, labels).total
+
+    record, _, gradients = recorded(net, total)
+    group = groups_of(net, record, EndsPart(net.body, total, record, record.after))[-1]
+    assert group.label == "layer 0 with opening and closing"
+    (slope,) = torch.autograd.grad(group.value(), [weight])
+    of_layer, of_ends = (
+        torch.autograd.grad(sum(t.value for t in part.terms()), [weight])[0] for part in group.parts
+    )
+    torch.testing.assert_close(slope, of_layer + of_ends)
+    found = -net.body.lengths[0] * of_layer - of_ends
+    torch.testing.assert_close(found, gradients["body.layers.0.0.weight"])
 
 
 def test_weights_that_layers_share_maximise_the_sum():
@@ -308,34 +302,12 @@ def test_ten_steps_by_costates_are_those_by_back_propagation(optimizer, rate, dr
 # -------------------
 
 
-class Donuts:
-    """Batches of a step; calls `fault` at one of them."""
-
-    def __init__(self, fault=None, at=-1):
-        self._fault, self._at = fault, at
-
-    def __call__(self, step):
-        if step == self._at:
-            self._fault()
-        x, labels = donut(step, 8)
-        return x.float(), labels
-
-
-def noisy(seed=0):
-    torch.manual_seed(seed)
-    layers = [nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Dropout(0.2)) for _ in range(3)]
-    return nn.Sequential(nn.Linear(2, 2), Stated(control.Dynamics(layers)), nn.Linear(2, 2))
-
-
-class Stated(nn.Module):
-    """The state of a body alone."""
-
-    def __init__(self, body):
-        super().__init__()
-        self.body = body
-
-    def forward(self, x):
-        return self.body(x).state
+def noisy():
+    """A network with dropout in its layers."""
+    net = Body()
+    for block in net.body.blocks:
+        block.append(nn.Dropout(0.2))
+    return net
 
 
 METHODS = {
@@ -353,12 +325,12 @@ def test_an_interrupted_training_resumes_to_the_bit(tmp_path, name):
     }  # fmt: skip
     options = {"config": settings, "objective": objective, "evaluate": None}
     with pytest.raises(RuntimeError, match="power cut"):
-        run(tmp_path, noisy(), Donuts(crash, 3), **options)
-    again = run(tmp_path, noisy(7), Donuts(), resume=True, **options)
-    assert_same(again, run(None, noisy(), Donuts(), **options))
+        run(tmp_path, noisy(), Points(fault=crash, at=3), **options)
+    again = run(tmp_path, noisy(), resume=True, **options)
+    assert_same(again, run(None, noisy(), **options))
     with pytest.raises(InputError, match="differs in"):
         changed = options | {"config": settings | {"optimizer": control.MSA(rho=3.0)}}
-        run(tmp_path, noisy(), Donuts(), resume=True, **changed)
+        run(tmp_path, noisy(), resume=True, **changed)
 
 
 def test_layers_in_processes_have_the_same_weights(cases):
@@ -385,7 +357,7 @@ def test_plain_msa_without_a_maximum_is_refused_and_leaves_the_network_as_it_was
     with pytest.raises(InputError, match=r"layers\.0\.0"):
         fit(net, batch, steps=1, optimizer=plain)
     assert all(map(torch.equal, net.parameters(), before))
-    assert fit(resnet(**options, penalty=0.1), batch, steps=1, optimizer=plain).sizes["step"] == 1
+    fit(resnet(**options, penalty=0.1), batch, steps=1, optimizer=plain)
 
 
 @pytest.mark.parametrize(("seed", "scale"), [(2, 300), (3, 3000), (2, 30000)])
@@ -404,42 +376,6 @@ def test_maximisations_that_do_not_converge_are_reported_with_their_layers():
     assert (history.unconverged > 0).all() and (history.gain > 0).all()
     by_layer = json.loads(history.attrs["unconverged"])
     assert sum(by_layer.values()) == history.unconverged.sum() and "layer 0" in by_layer
-
-
-def test_the_cure_of_a_plain_step_is_one_that_cures():
-    class Opened(nn.Module):
-        def __init__(self, **options):
-            super().__init__()
-            self.embed = nn.Linear(2, 3).double()
-            self.net = resnet(**options)
-
-        def forward(self, x):
-            flow = self.net.body(self.embed(x))
-            return nets.Output(self.net.head(flow.state), flow.cost)
-
-    for net, weight, words in (
-        (Opened(transport=1.0, penalty=1.0), 1.0, "rho > 0"),
-        (resnet(activation="relu", penalty=1.0), 0.0, "weight > 0"),
-    ):
-        objective = train.objective(functional.cross_entropy, weight)
-        with pytest.raises(InputError, match=words):
-            fit(net, donut(), objective, steps=1, optimizer=control.MSA(rho=0))
-
-
-def test_batches_that_change_are_counted_where_the_next_one_has_a_higher_loss():
-    method = control.MSA(rho=1.0, iterations=3)
-    history = fit(resnet(), lambda step: donut(step, 8), steps=6, optimizer=method)
-    assert (history.loss_after <= history.loss).all()
-    risen = history.loss.values[1:] > history.loss_after.values[:-1]
-    assert risen.sum() > 0  # each batch alone falls, the loss over all of them need not
-
-
-def test_random_numbers_of_another_kind_of_device_are_refused():
-    net, batch = noisy(), Donuts()(0)
-    record, _, _ = recorded(net, lambda: OBJECTIVE(net, *batch).total)
-    groups = groups_of(net, record)
-    with pytest.raises(InputError, match="random numbers"):
-        Workers(2, ("meta",)).maximise(groups, 1.0, 1, 1e-3)
 
 
 def test_masks_move_with_the_layers_that_are_given_to_another_device():
@@ -473,9 +409,9 @@ COSTATES = {"optimizer": "adam", "objective": control.by_costates(OBJECTIVE)}
         (resnet(learn_lengths=True), {}, "lengths"),
         (nn.Linear(2, 2), {}, "layers"),
         (nn.Linear(2, 2), COSTATES, "layers"),
-        (resnet().float(), {"objective": lambda *_: 1}, "no Loss"),
+        (resnet(), {"objective": lambda *_: 1}, "no Loss"),
     ],
 )
 def test_networks_and_objectives_that_do_not_fit_are_refused(network, settings, message):
     with pytest.raises(InputError, match=message):
-        fit(network, Donuts(), **{"optimizer": control.MSA()} | settings)
+        fit(network, donut(rows=8), **{"optimizer": control.MSA()} | settings)

@@ -49,17 +49,12 @@ def test_bleu_splits_words_as_moses_does(library):
     # README of sacremoses: "ain't" are the words ain &apos;t. Matches of 7 words: all but one.
     pair = ["It isn't so bad at all"], ["It ain't so bad at all"]
     want = 100 * (6 / 7 * 4 / 6 * 3 / 5 * 2 / 4) ** 0.25
-    assert metrics.bleu(*pair) == pytest.approx(want)
+    assert metrics.bleu(*pair) == metrics.scores(*pair).bleu == pytest.approx(want)
     one = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25  # in one piece: all but one of 6
     assert metrics.bleu(*pair, words="13a") == pytest.approx(one)
-    # Matches of orders 1 to 4: 6 of 7, 5 of 6, 4 of 5, 3 of 4; the lengths are equal.
-    written, held_out = "the cat sat on the mat today", "the cat sat on the mat yesterday"
-    want = 100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** 0.25
-    assert metrics.bleu([written], [held_out]) == pytest.approx(want)
-    assert metrics.scores([written], [held_out]).bleu == pytest.approx(want)
-    shorter = "the cat sat on"
+    shorter, held_out = "the cat sat on", "the cat sat on the mat yesterday"
     assert metrics.bleu([shorter], [held_out]) == pytest.approx(100 * math.exp(1 - 7 / 4))
-    assert "tok:moses-" in metrics.signature() and "tok:none" not in metrics.signature()
+    assert "tok:moses-" in metrics.signature()
 
 
 def test_pairs_with_an_empty_text_are_skipped_and_counted(library):
@@ -72,19 +67,8 @@ def test_pairs_with_an_empty_text_are_skipped_and_counted(library):
 
 
 def test_a_text_of_any_script_has_the_rouge_of_its_words(library):
-    texts = [
-        "Привет, мир: как дела?",
-        "मैं आज स्कूल जाता हूँ",
-        "猫坐在垫子上。",
-        "きょうは いい天気ですね",
-    ]
-    texts += [
-        "안녕하세요 세계 여러분 반갑습니다",
-        "היום יום יפה מאוד",
-        "สวัสดีชาวโลก",
-        "une journée d'été à Zürich",
-    ]
-    for text in texts:
+    cyrillic, hindi, thai = "Привет, мир: как дела?", "मैं आज स्कूल जाता हूँ", "สวัสดีชาวโลก"
+    for text in (cyrillic, hindi, thai, "猫坐在垫子上。", "안녕하세요 세계 여러분 반갑습니다"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on BLEU of few words
             same = metrics.scores([text], [text])
@@ -112,8 +96,7 @@ def test_the_words_of_ascii_texts_are_those_of_the_library(library):
     rng, theirs, ours = random.Random(0), DefaultTokenizer(use_stemmer=True), metrics._Words()
     for _ in range(300):
         text = "".join(chr(rng.randrange(128)) for _ in range(rng.randrange(40)))
-        words = theirs.tokenize(text)
-        assert ours.tokenize(text) == words and ours.tokenize(f"{text} 猫") == [*words, "猫"]
+        assert ours.tokenize(f"{text} 猫") == [*theirs.tokenize(text), "猫"]
 
 
 def test_texts_without_words_have_no_rouge(library):
@@ -131,11 +114,10 @@ def test_equal_texts_score_no_more_than_100(library):
 
 
 def test_bleu_of_fewer_than_four_words_is_zero_with_a_warning(library):
-    with pytest.warns(UserWarning, match="four words") as direct:
-        assert metrics.bleu(["the cat sat"], ["the cat sat"]) == 0
-    with pytest.warns(UserWarning, match="four words") as among:
-        assert metrics.scores(["the cat sat"], ["the cat sat"]).bleu == 0
-    assert direct[0].filename == among[0].filename == __file__
+    for call in (metrics.bleu, lambda *pair: metrics.scores(*pair).bleu):
+        with pytest.warns(UserWarning, match="four words") as caught:
+            assert call(["the cat sat"], ["the cat sat"]) == 0
+        assert caught[0].filename == __file__
 
 
 @pytest.fixture
@@ -176,31 +158,29 @@ def test_bertscore_is_that_of_its_definition(library, encoder):
     assert (found.texts, found.skipped) == (1, 1)
     long = " ".join(["the cat sat"] * 30)  # more tokens than the encoder has positions
     assert metrics.scores([long], [long], encoder=str(encoder)).bertscore == pytest.approx(100)
-
-
-def test_an_encoder_that_is_not_there_is_named(library, encoder, tmp_path):
     with pytest.raises(InputError, match=r"config\.json"):
-        metrics.scores(["a"], ["a"], encoder=tmp_path / "nothing-there")
+        metrics.scores(["a"], ["a"], encoder=encoder / "nothing-there")
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
-    with pytest.raises(InputError, match="sacrebleu"):
-        metrics.bleu(["a"], ["a"])
-    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
-    with pytest.raises(InputError, match="rouge_score"):
-        metrics.scores(["a"], ["a"])
+def test_a_package_that_is_missing_is_named(monkeypatch):
+    for module in ("sacrebleu.metrics", "rouge_score.rouge_scorer"):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(InputError, match=module.partition(".")[0]):
+            metrics.scores(["a"], ["a"])
 
 
-def test_what_is_no_list_of_texts_is_refused():
-    for predictions, references, message in (
+@pytest.mark.parametrize(
+    ("predictions", "references", "words"),
+    [
         (["a"], ["a", "b"], "1 predictions and 2 references"),
         ([], [], "predictions are empty"),
         ("text", ["a"], "predictions"),
         (["a"], [1], "references"),
-    ):
-        with pytest.raises(InputError, match=message):
-            metrics.scores(predictions, references)
+    ],
+)
+def test_what_is_no_list_of_texts_is_refused(predictions, references, words):
+    with pytest.raises(InputError, match=words):
+        metrics.scores(predictions, references)
 
 
 # Perplexities
@@ -214,14 +194,7 @@ def test_perplexities_are_those_of_their_formulas():
     ragged = metrics.perplexities([losses, torch.tensor([32.0]).log()])
     assert ragged.of_mean == pytest.approx(32768 ** (1 / 5))
     assert ragged.mean_of_sequences == pytest.approx((8**0.5 + 128**0.5 + 32) / 3)
-
-
-def test_the_mean_over_sequences_exceeds_the_usual_perplexity():
-    losses = 3 + torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
-    found = metrics.perplexities(losses)
-    assert found.mean_of_sequences > found.of_mean
-    same = metrics.perplexities(torch.full((4, 5), 2.0))
-    assert same.of_mean == pytest.approx(same.mean_of_sequences) == pytest.approx(math.exp(2))
+    assert metrics.perplexities(torch.full((4, 5), 2.0)) == pytest.approx([math.exp(2)] * 2)
 
 
 # What a model writes

@@ -4,6 +4,7 @@
 """
 
 import builtins
+import contextlib
 import functools
 import json
 import os
@@ -19,55 +20,53 @@ import trainings
 import xarray
 from torch import nn
 from torch.nn import functional
-from trainings import torchrun
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from trainings import Body, crash, terminate, torchrun
 
 from wflow import InputError, Interrupted, WflowError
-from wflow.nets import train
-from wflow.nets.continuous import ContinuousTransformer
+from wflow.nets import ContinuousTransformer, train
 from wflow.nets.training import parallel
 
 RANK = int(os.environ.get("RANK", "0"))
 
 
-class Net(nn.Module):
-    """A small network with a continuous body, in double precision."""
+class Net(Body):
+    """The network of the trainer's tests in double precision, with dropout."""
 
     def __init__(self, seed=0, dropout=0.0):
-        super().__init__()
+        super().__init__(wrap=functools.partial(ContinuousTransformer, checkpointing=True))
         torch.manual_seed(seed)
-        block = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.GELU(), nn.Dropout(dropout))
-        self.body = ContinuousTransformer([block], steps=3, checkpointing=True)
-        self.head = nn.Linear(6, 3)
+        self.embed, self.head = nn.Linear(6, 6), nn.Sequential(nn.Dropout(dropout), self.head)
         self.double()
 
-    def forward(self, x):
-        state, cost = self.body(x)
-        return self.head(state), cost
 
-
-class Points:
+class Points(trainings.Points):
     """Points in R^6 with labels; calls `fault` at one step in one process."""
 
     def __init__(self, fault=None, at=-1, rank=1):
-        self._fault, self._at, self._rank = fault, at, rank
+        super().__init__(fault=fault, at=at if rank == RANK else -1)
 
     def __call__(self, step):
-        x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        labels = x[:, :3].argmax(1)
-        if step == self._at and self._rank == RANK:
-            self._fault(x)
+        x, labels = super().__call__(step)
+        return x.double(), labels
+
+
+class Spoilt(Points):
+    """Points of which one is not finite, in the last process at step 6."""
+
+    def __call__(self, step):
+        x, labels = super().__call__(step)
+        x[-1] *= torch.nan if step == 6 and RANK == 1 else 1
         return x, labels
 
 
-def config(**changes):
-    settings = {
-        "steps": 10,
-        "schedule": train.Cosine(1e-2, 1e-3, 2, 10),
-        "clip": 0.2,
-        "accumulate": 2,
-        "evaluate_every": 4,
-    }
-    return trainings.config(**settings | changes)
+SETTINGS = {
+    "steps": 10,
+    "schedule": train.Cosine(1e-2, 1e-3, 2, 10),
+    "clip": 0.2,
+    "accumulate": 2,
+    "evaluate_every": 4,
+}
 
 
 def evaluate(model):
@@ -75,32 +74,14 @@ def evaluate(model):
     return {"accuracy": float((model(x)[0].argmax(1) == labels).double().mean())}
 
 
-def run(out, model=None, batches=None, resume=False, overwrite=False, **changes):
+def run(out, model=None, batches=None, resume=False, **changes):
     """One training: its Dataset and the network."""
-    model = model or Net()
-    found = train.train(
-        model,
-        train.objective(functional.cross_entropy, 0.5),
-        batches or Points(),
-        config(**changes),
-        out=out,
-        evaluate=evaluate,
-        resume=resume,
-        overwrite=overwrite,
+    options = {"config": SETTINGS | changes, "evaluate": evaluate, "resume": resume}
+    objective = train.objective(functional.cross_entropy, 0.5)
+    model, found = trainings.run(
+        out, model or Net(), batches or Points(), objective=objective, **options
     )
     return found, model
-
-
-def crash(x):
-    raise RuntimeError("power cut")
-
-
-def terminate(x):
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def spoil(x):
-    x[-1] = float("nan")  # a row of the last process
 
 
 def main(folder, compiled):
@@ -123,12 +104,42 @@ def main(folder, compiled):
         run(folder / "compiled", compile=True)
     refused("signal", out=folder / "signal", model=Net(dropout=0.3), batches=Points(terminate, 5))
     run(folder / "signal", model=Net(5, dropout=0.3), resume=True)
+    learn(folder)
+    refused("sampler", out=folder / "rows", batches=DataLoader(ROWS, 4))
     refused("taken", out=folder / "two")
     refused("other", out=folder / "two", resume=True, seed=3)
     refused("rows", out=folder / "rows", batch=6)
-    refused("nan", out=folder / "nan", batches=Points(spoil, 6))
+    refused("nan", out=folder / "nan", batches=Spoilt())
     (folder / f"errors{RANK}.json").write_text(json.dumps(errors))
     end_after_an_exchange()
+
+
+ROWS = TensorDataset(torch.arange(96.0).double().sin().reshape(16, 6), torch.arange(16))
+
+
+def learn(folder):
+    """Trainings by a loader that the processes share: a whole one, one that is cut off and ends."""
+    seen = []
+
+    def objective(model, x, number):
+        seen.extend(number.tolist())
+        return train.Loss(model(x)[0].square().mean(), {})
+
+    def cut(model):
+        return evaluate(model) if len(seen) < 12 else crash()
+
+    def trained(**options):
+        torch.manual_seed(0)
+        loader = DataLoader(ROWS, 2, sampler=DistributedSampler(ROWS, 2, RANK))
+        settings = trainings.config(**SETTINGS | {"steps": 12, "batch": 4, "accumulate": 1})
+        train.train(Net(dropout=0.3), objective, loader, settings, **options)
+
+    trained(out=folder / "whole", evaluate=evaluate)
+    (folder / f"seen{RANK}.json").write_text(json.dumps(seen))
+    seen.clear()
+    with contextlib.suppress(RuntimeError):
+        trained(out=folder / "cut", evaluate=cut)
+    trained(out=folder / "cut", evaluate=evaluate, resume=True)
 
 
 def end_after_an_exchange():
@@ -223,6 +234,17 @@ def test_what_process_0_refuses_all_refuse(two):
     kind, message, _ = errors(two, "other")
     assert kind == "InputError" and "seed (0 there, 3 here)" in message
     assert metrics(two / "two").attrs["complete"] == 1
+
+
+def test_two_processes_share_a_loader_by_its_sampler(two):
+    one, other = (json.loads((two / f"seen{rank}.json").read_text()) for rank in (0, 1))
+    for epoch in (slice(0, 8), slice(8, 16), slice(16, 24)):
+        assert sorted(one[epoch] + other[epoch]) == list(range(16))
+    assert one[:8] != one[8:16]
+    resumed, whole = metrics(two / "cut"), metrics(two / "whole")
+    xarray.testing.assert_identical(resumed.drop_vars("seconds"), whole.drop_vars("seconds"))
+    kind, message, _ = errors(two, "sampler")
+    assert kind == "InputError" and "torch.utils.data.DistributedSampler for 2" in message
 
 
 def test_a_batch_that_does_not_divide_is_refused(two):

@@ -83,21 +83,15 @@ TRAIN = "train/{animal}.{number}.png"
 PETS = "PetImages/{animal}/{number}.png"
 LAYOUTS = {
     "competition": lambda: {
-        "dogs-vs-cats.zip": zipped(
-            {"test1.zip": b"", "train.zip": zipped(files(TRAIN), 8)}, 8
-        )
+        "dogs-vs-cats.zip": zipped({"test1.zip": b"", "train.zip": zipped(files(TRAIN), 8)}, 8)
     },
     "train.zip": lambda: {"train.zip": zipped({"train/": b""} | files(TRAIN))},
-    "folder": lambda: files(TRAIN) | {"train/notes.txt": b""},
-    "below": lambda: files("dogs-vs-cats/train/{animal}.{number}.png"),
+    "below": lambda: files("dogs-vs-cats/" + TRAIN) | {"dogs-vs-cats/train/notes.txt": b""},
     "PetImages": lambda: files(PETS) | {"PetImages/cat/Thumbs.db": b""},
     "download": lambda: {
-        "kagglecatsanddogs_5340.zip": zipped(
-            files(PETS)
-            | {"__MACOSX/cat.1.png": b"", "readme[1].txt": b""}
-        )
+        "kagglecatsanddogs_5340.zip": zipped(files(PETS) | {"__MACOSX/cat.1.png": b""})
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -127,10 +121,7 @@ def test_the_split_is_the_published_one():
     assert held.reshape(2, -1).sum(1).tolist() == [2500, 2500]
     numbers = np.flatnonzero(held).astype("<i8").tobytes()
     assert hashlib.sha256(numbers).hexdigest() == SPLIT
-    stored = pictures.held_back_numbers()
-    assert all(map(np.array_equal, stored, by_rule(12_500)))
-    file = Path(pictures.__file__).with_name("cats_and_dogs_test.npz")
-    assert file.stat().st_size < 10_000
+    assert all(map(np.array_equal, pictures.held_back_numbers(), by_rule(12_500)))
 
 
 SPLIT = "d8bd45f1d92bd0dfd60be071571a25f830460b9fe4f1f573321d6e1e6da16891"
@@ -171,29 +162,18 @@ def test_pictures_are_resized_without_regard_to_their_proportions(few, tmp_path,
     assert picture[:, :, :3].max() < 30 and picture[:, :, 5:].min() > 225
 
 
-BROKEN = {
-    "empty": b"",
-    "foreign": b"GIF89a" + bytes(30),
-    "cut": encoded((1, 2, 3), (64, 64), "JPEG")[:-200],
-}
-
-
-@pytest.mark.parametrize("fault", BROKEN)
+@pytest.mark.parametrize("broken", [b"", encoded((1, 2, 3), (64, 64), "JPEG")[:-200]])
 def test_pictures_that_cannot_be_read_are_named_counted_and_refused(
-    few, tmp_path, monkeypatch, fault
+    few, tmp_path, monkeypatch, broken
 ):
-    contents = files(TRAIN) | {"train/cat.3.png": BROKEN[fault]}
+    contents = files(TRAIN) | {"train/cat.3.png": broken}
     del contents["train/dog.8.png"]
     fill(tmp_path, {"train.zip": zipped(contents)})
-    match = r"of 20 pictures 1 are missing; 1 cannot be used: train/cat.3.png \(.*1 %"
-    with refused(match) as refusal:
+    with refused(r"of 20 pictures 1 are missing; 1 cannot be used: train/cat.3.png \(.*1 %"):
         data.cats_and_dogs(folder=tmp_path, pixels=8)
-    assert " object at " not in str(refusal.value)
     monkeypatch.setattr(archives, "LOST", 0.1)
-    with pytest.warns(UserWarning, match=r"cat\.3\.png") as caught:
+    with pytest.warns(UserWarning, match=r"cat\.3\.png"):
         images = data.cats_and_dogs(folder=tmp_path, pixels=8)
-    assert caught[0].filename == __file__
-    assert len(images.train_images) + len(images.test_images) == 18
     keys = [key for half in expected().values() for key in half if key not in ((0, 3), (1, 8))]
     parts = [images.train_images, images.test_images]
     colours = [tuple(image[:, 0, 0].tolist()) for part in parts for image in part]
@@ -204,17 +184,13 @@ def test_damaged_archives_are_refused_by_name(few, tmp_path):
     whole = zipped(files(TRAIN))
     place = whole.index(b"IDAT") + 6  # in the first picture, whose checksum no longer fits
     flipped = whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :]
-    others = [{"readme.txt": b""}, {"cat.10.png": b""}, {"train.zip": whole[:-30]}]
-    broken = [whole[: len(whole) // 2], b"", b"Rar!" + whole[:100], flipped]
-    for content in (*broken, *map(zipped, others)):
+    for content in (whole[: len(whole) // 2], b"", flipped, zipped({"train.zip": whole[:-30]})):
         fill(tmp_path, {"train.zip": content})
         with refused(re.escape(str(tmp_path / "train.zip"))):
             data.cats_and_dogs(folder=tmp_path, pixels=8)
 
 
 def test_a_missing_archive_is_said_with_where_to_get_it(tmp_path):
-    with refused("pixels"):
-        data.cats_and_dogs(folder=tmp_path, pixels=4096)
     for folder in (tmp_path, None):
         with refused("kaggle.*WFLOW_DATA"):
             data.cats_and_dogs(folder=folder)
@@ -228,16 +204,13 @@ def test_the_archive_at_hand_has_its_counts_and_no_picture_in_both_halves(cases)
     if cases(False, True) is False:
         pytest.skip("reads 25,000 pictures: with --long")
     images = data.cats_and_dogs(folder=DATA)
-    assert images.source == (
-        "cats and dogs (dogs-vs-cats-96.zip, 96 x 96): 19,994 training pictures, 5,000 test "
-        "pictures, 6 repeated ones left out"
-    )
+    assert images.source.endswith("test pictures, 6 repeated ones left out")
     assert (images.mean, images.std) == (0.4537, 0.2551)
-    found = [
+    train, test = (
         {hashlib.sha256(image.numpy().tobytes()).digest() for image in part}
         for part in (images.train_images, images.test_images)
-    ]
-    assert (len(found[0]), len(found[1])) == (19_994, 5_000) and not found[0] & found[1]
+    )
+    assert (len(train), len(test)) == (19_994, 5_000) and not train & test
 
 
 # Random crops
@@ -271,11 +244,9 @@ def test_crops_have_the_requested_areas_and_ratios(size):
 
 def test_a_crop_of_everything_is_the_picture_and_a_flip_its_mirror_image():
     images = torch.rand(4, 3, 9, 9, generator=torch.Generator().manual_seed(0))
-    everything = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
-    same = data.RandomCrops(**everything, flip=0.0)(images, 0)
-    assert torch.allclose(same, images, atol=1e-6)
-    mirror = data.RandomCrops(**everything, flip=1.0)(images, 0)
-    assert torch.allclose(mirror, images.flip(-1), atol=1e-6)
+    for flip, want in ((0.0, images), (1.0, images.flip(-1))):
+        crops = data.RandomCrops(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=flip)
+        assert torch.allclose(crops(images, 0), want, atol=1e-6)
 
 
 def test_crops_are_resized_as_pillow_does():
@@ -291,11 +262,9 @@ def test_crops_are_resized_as_pillow_does():
 
 
 def test_batches_are_augmented_in_training_alone():
-    images = torch.randint(0, 256, (10, 3, 8, 8), dtype=torch.uint8)
-    labels = torch.arange(10)
+    images, labels = torch.randint(0, 256, (10, 3, 8, 8), dtype=torch.uint8), torch.arange(10)
     settings = {"batch": 4, "seed": 5, "mean": 0.4, "std": 0.2}
-    plain = data.ImageBatches(images, labels, **settings)
-    crops = data.RandomCrops(seed=6)
+    plain, crops = data.ImageBatches(images, labels, **settings), data.RandomCrops(seed=6)
     augmented = data.ImageBatches(images, labels, **settings, augment=crops)
     pixels, found = augmented(3)
     rows = torch.from_numpy(plain.rows(3))

@@ -16,11 +16,8 @@ def test_samples_depend_on_name_seed_and_part_alone(name):
     others = [data.planar(name, 50, seed=4)]
     others += [data.planar(name, 50, seed=3, part=part) for part in ("train", "validation")]
     others += [data.PlanarBatches(name, batch=50, seed=3)(step)[0] for step in (0, 1)]
-    drawn = torch.cat([x, *others])
-    if name == "checkerboard":  # two uniform numbers of 32 bits are seldom equal
-        assert len(drawn.unique(dim=0)) > len(drawn) - 3
-    else:
-        assert len(drawn.unique(dim=0)) == len(drawn)
+    drawn = torch.cat([x, *others])  # two uniform numbers of 32 bits are seldom equal
+    assert len(drawn.unique(dim=0)) > len(drawn) - 3
 
 
 def normalised(name: str, n: int = 20_000) -> np.ndarray:

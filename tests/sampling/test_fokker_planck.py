@@ -102,9 +102,8 @@ def test_densities_are_nonnegative_and_keep_their_mass(dt):
     assert run.density.min() >= 0
     np.testing.assert_allclose(run.density @ run.width, 1, rtol=1e-12)
     assert np.all(np.diff(run.free_energy) < 0)
-    assert (run.attrs["euler_steps"] > 0) == (
-        dt > 1e-3
-    )  # short steps stay nonnegative by themselves
+    # Short steps stay nonnegative by themselves.
+    assert (run.attrs["euler_steps"] > 0) == (dt > 1e-3)
 
 
 def test_cells_of_any_size_give_the_same_solution():

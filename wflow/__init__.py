@@ -58,7 +58,9 @@ _MODULES = {
 }
 # Those that make or open Datasets give these their accessor, `ds.wflow`, which loads xarray.
 _ACCESSOR = "wflow.plots.accessor"
-_OF_DATASETS = ("solve", "rerun", "open", "open_study", "distributed", "meanfield")
+_OF_DATASETS = (
+    "solve", "rerun", "open", "open_study", "distributed", "meanfield", "sampling", "jko",
+)  # fmt: skip
 
 __all__ = [*sorted(_HOMES), *sorted(_MODULES)]
 

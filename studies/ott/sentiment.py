@@ -3,7 +3,7 @@
 An encoder with layer norms behind its layers reads a review and says whether it is positive. The
 baseline applies its blocks once; the continuous models let half as many blocks be the velocity of
 the hidden states: all of them one system, or one system per block (`node`, the N-ODE transformer),
-with three weights lam of the transport cost. Best and final test accuracy, and whether training
+with four weights lam of the transport cost. Best and final test accuracy, and whether training
 without the cost blows up: [OTT] section 5.3, Appendix I and Table 9.
 
     python studies/ott/sentiment.py --preset cpu
@@ -33,7 +33,7 @@ from wflow.study.networks import Record, Results, Run, Trained
 if TYPE_CHECKING:
     import torch
 
-LAMS = (0.0, 0.001)  # beside --lam
+LAMS = (0.0, 0.001, 0.01)  # beside --lam; of [OTT] Table 9, and of [OTT1] Tables 4 and 9
 FREE = "without norms"  # what the names of models end with that have no layer norms
 TASK = 0.82  # test accuracy from which on a baseline has learnt the task
 EVALUATION = 250  # reviews at a time

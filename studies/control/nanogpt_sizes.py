@@ -11,6 +11,7 @@ measured.
 
     python studies/control/nanogpt_sizes.py
     python studies/control/nanogpt_sizes.py --only "S characters" "S byte pairs" --seeds 1
+    torchrun --nproc-per-node 2 studies/control/nanogpt_sizes.py --preset paper
 
 [GPTOC] Croizet, De Vos, Hajem, Basso, Guerafi, Wu, "GPT Project Part 1 Report", 2025.
 """
@@ -80,6 +81,7 @@ Model = tuple[Scale, str]  # size, and kind of tokens
 class NanogptSizes(networks.NetFlags):
     """Flags of this study."""
 
+    torchrun: ClassVar[bool] = True
     needs: ClassVar[dict[str, str]] = networks.NEEDS | {"sacrebleu": "metrics"}
     presets: ClassVar = {
         "paper": {},
@@ -253,10 +255,10 @@ def plan(flags: NanogptSizes, corpora: Corpora, model: Model, seed: int) -> Run:
         precision=flags.precision,
         compile=flags.compile,
     )
-    device = nets.train.device(flags.device)
+    team = nets.train.process_group(flags.device)
 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:
-        return {"test_loss": loss_on(net, text.test, size.context, device)}
+        return {"test_loss": loss_on(net, text.test, size.context, team.device, team)}
 
     net = network(flags, size, text.vocabulary, seed)
     return Run(net, NextToken(), data, config, evaluate)

@@ -1,5 +1,7 @@
 """Studies of networks on two processes: the training is that of one."""
 
+import shlex
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -15,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_data", "sketched")
 TRAININGS = {
     "cats_dogs": ("--epochs 1 --only continuous", "continuous-0", 1e-4),
     "mnist_vit": ("--epochs 1 --seeds 1 --only continuous", "continuous-0", 1e-4),
+    "nanogpt_sizes": ("--seeds 1 --dropout 0 --only 'S characters'", "S-characters-0", 1e-4),
     "point_clouds": ("--seeds 1 --only continuous", "continuous-0", 1e-4),
     "sentiment": ("--epochs 1 --only", "continuous-lam=0.5-0", 1e-5),
     "shakespeare_gpt": ("--only continuous", "continuous-0", 1e-5),
@@ -30,7 +33,7 @@ def test_two_processes_train_as_one(name, tmp_path, monkeypatch, cases):
     if name in ("cats_dogs", "mnist_vit"):
         pytest.importorskip("sklearn")
     words, training, close = TRAININGS[name]
-    flags = ["--preset", "smoke", "--device", "cpu", *words.split()]
+    flags = ["--preset", "smoke", "--device", "cpu", *shlex.split(words)]
     flags += ["continuous lam=0.5"] if name == "sentiment" else []
     assert call(name, monkeypatch, *flags, "--out", str(tmp_path / "one")) == 0
     torchrun(FILES[name], *flags, "--out", tmp_path / "two")

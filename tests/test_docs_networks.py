@@ -1,4 +1,4 @@
-"""The code in the README and in docs/guide/networks.md runs as it is printed."""
+"""The code in docs/guide/networks.md runs as it is printed."""
 
 import re
 from pathlib import Path
@@ -16,8 +16,8 @@ def blocks(page: str) -> list[str]:
     return [code for code in found if "nets" in code or "vit" in code or "body" in code]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide/networks.md"])
-def test_code_of_the_page_runs(page, tmp_path, monkeypatch):
+def test_code_of_the_page_runs(tmp_path, monkeypatch):
+    page = "docs/guide/networks.md"
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

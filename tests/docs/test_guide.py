@@ -11,8 +11,8 @@ import pytest
 import wflow
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ["start", "guide/flows", "guide/laws", "guide/schemes", "guide/budget", "guide/sums"]
-PAGES += ["guide/transport", "guide/stationary", "guide/run_files"]
+PAGES = ["start", "guide/tour", "guide/flows", "guide/laws", "guide/schemes", "guide/budget"]
+PAGES += ["guide/sums", "guide/transport", "guide/stationary", "guide/run_files"]
 
 
 def blocks(page: str) -> list[str]:
@@ -31,6 +31,16 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     for code in codes:
         exec(compile(code, page, "exec"), names)
     assert capsys.readouterr().out.strip()
+
+
+def test_the_code_of_the_first_page_prints_what_stands_below_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    code, printed = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)
+    exec(compile(code, "README", "exec"), {})
+    assert capsys.readouterr().out == printed
+    assert (tmp_path / "tokens.gif").stat().st_size < 1e6
+    assert len(text.encode()) < 7000 and len(text.splitlines()) <= 110
 
 
 @pytest.mark.parametrize("page", ["guide/control", "guide/sparse_transformers"])

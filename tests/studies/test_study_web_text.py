@@ -79,4 +79,4 @@ def test_byte_pairs_are_the_first_of_a_longer_list():
 def test_other_studies_say_that_they_are_one_process(monkeypatch, tmp_path):
     monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
     with pytest.raises(InputError, match="one process"):
-        call("nanogpt_sizes", monkeypatch, *SMOKE, "--out", str(tmp_path / "out"))
+        call("rwpo_benchmarks", monkeypatch, *SMOKE, "--out", str(tmp_path / "out"))

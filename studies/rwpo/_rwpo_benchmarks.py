@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HALF, CELLS = 4.5, 96  # of the square on which densities are drawn
 POINTS = 4000  # of a sample that is drawn
-SHOWN = ("OT-Flow", "printed, exact kernel", "corrected", "with itself", "chosen")
+SHOWN = ("OT-Flow", "printed exact", "corrected", "with itself", "chosen")
 COLOURS = dict(zip(SHOWN, ("#6b6b6b", "#b8860b", "#c1440e", "#2e7d32", "#0b3c5d"), strict=True))
 
 

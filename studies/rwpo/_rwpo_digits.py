@@ -19,7 +19,7 @@ LABELS = {
     "with itself": "with itself",
     "late layer": "late layer",
     "printed": "printed (no density)",
-    "printed, exact kernel": "printed, exact kernel (no density)",
+    "printed exact": "printed exact (no density)",
 }
 
 

@@ -138,14 +138,14 @@ class Model:
 MODELS = {
     "OT-Flow": Model(None),
     "printed": Model(PRINTED),
-    "printed, exact kernel": Model({**PRINTED, "kernel": "exact"}),
-    "printed, Laplace kernel": Model({**PRINTED, "kernel": "laplace"}),
+    "printed exact": Model({**PRINTED, "kernel": "exact"}),
+    "printed Laplace": Model({**PRINTED, "kernel": "laplace"}),
     "corrected": Model(CORRECTED),
     "with itself": Model(WITH_ITSELF),
     "chosen": Model({}),  # the variant that the trials choose
     "OT-Flow eq.16": Model(None, EQ16),
     "printed eq.16": Model(PRINTED, EQ16, start=1.0),  # and the initial weights of OT-Flow's code
-    "printed, exact kernel eq.16": Model({**PRINTED, "kernel": "exact"}, EQ16),
+    "printed exact eq.16": Model({**PRINTED, "kernel": "exact"}, EQ16),
     "corrected eq.16": Model(CORRECTED, EQ16),
     "with itself eq.16": Model(WITH_ITSELF, EQ16),
     "chosen eq.16": Model({}, EQ16),
@@ -441,8 +441,8 @@ def findings(_: RwpoBenchmarks, trials: Trials, results: Results) -> list[Findin
     source = "[RWPO] section 4.1, Fig. 3"
     kinds = {
         "printed": "as printed, with its misprinted kernel",
-        "printed, exact kernel": "as printed, with the exact kernel",
-        "printed, Laplace kernel": "as printed, with Laplace's kernel",
+        "printed exact": "as printed, with the exact kernel",
+        "printed Laplace": "as printed, with Laplace's kernel",
         "corrected": "corrected",
         "with itself": "corrected, tokens attend to themselves",
         "chosen": "best variant",

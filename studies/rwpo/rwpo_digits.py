@@ -47,8 +47,8 @@ MODELS: dict[str, dict[str, Any] | None] = {
     "with itself": {**TRAINED, "itself": True},
     "late layer": {"attended": (-1,), "lam": LATE},
     "printed": {**TRAINED, "convention": "published"},
-    "printed, exact kernel": {**TRAINED, "convention": "published", "kernel": "exact"},
-    "printed, Laplace kernel": {**TRAINED, "convention": "published", "kernel": "laplace"},
+    "printed exact": {**TRAINED, "convention": "published", "kernel": "exact"},
+    "printed Laplace": {**TRAINED, "convention": "published", "kernel": "laplace"},
 }
 PAPER_BETA, PAPER_H = 1.0, 1 / 48
 BETAS = tuple(float(beta) for beta in np.logspace(-4, 1, 21))
@@ -66,8 +66,8 @@ SPARSE = {
 }
 PRINTED = {
     "printed": "the flow as printed, with its misprinted kernel",
-    "printed, exact kernel": "the printed flow with the exact kernel",
-    "printed, Laplace kernel": "the printed flow with Laplace's kernel",
+    "printed exact": "the printed flow with the exact kernel",
+    "printed Laplace": "the printed flow with Laplace's kernel",
 }
 
 

@@ -39,7 +39,7 @@ def test_trials_choose_a_variant_and_are_taken_up_with_what_is_finished(
 def test_flows_train_in_four_dimensions_and_without_layers_that_begin_too_far(
     run_study, sketched_study
 ):
-    models = ("moons printed, exact kernel", "moons with itself")
+    models = ("moons printed exact", "moons with itself")
     flags = ("--preset", "smoke", "--seeds", "1", "--dim", "4")
     done = run_study(NAME, *flags, "--only", *models)
     assert np.isfinite(done.table[["sliced_w2", "mmd"]].to_array()).all()

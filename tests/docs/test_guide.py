@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib import pyplot
 
 import wflow
 
@@ -30,6 +31,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     assert codes
     for code in codes:
         exec(compile(code, page, "exec"), names)
+    pyplot.close("all")
     assert capsys.readouterr().out.strip()
 
 

@@ -9,7 +9,6 @@ of one dimension. The last figure has the panels of figures 2 and 3 side by side
 """
 
 import argparse
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +20,7 @@ from xarray import Dataset, load_dataset
 
 import wflow
 from wflow import InputError
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.plots.figure import PAGE
 from wflow.plots.style import style
 from wflow.study.heads import fit_scaling
@@ -93,7 +92,7 @@ def figure(rows: dict[str, Results], draw: Draw, columns: int, size: tuple[float
     return made
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("ou", type=Path, help="folder of ou_heads")
     parser.add_argument("oscillating", type=Path, help="folder of oscillating_heads")
@@ -114,8 +113,7 @@ def main() -> int:
             file = given.out / f"published_d{d}_{name}.png"
             drawn.savefig(file, dpi=105)
             print(f"wrote {file}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

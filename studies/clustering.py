@@ -16,7 +16,6 @@ With --causal: Karagodin, Polyanskiy, Rigollet, Clustering in causal attention m
 """
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ import wflow
 from wflow import SaveAt, clusters, study, tokens
 from wflow._core.checks import count_steps
 from wflow.analysis.fits import Line, line
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Frozen
 from wflow.plots.figure import PAGE, caption, grid, style
 from wflow.study import Finding, FloatArray, SchemeName
@@ -597,7 +596,7 @@ def series(flags: Clustering, table: "Dataset") -> "study.Figure":
     return figure
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(Clustering, __doc__)
     with study.session("clustering", flags) as session:
         files = session.solve(tasks(flags))
@@ -610,8 +609,7 @@ def main() -> int:
             table, report(flags, table), findings(flags, table),
             {"phase_diagram": phase_diagram(flags, table), "series": series(flags, table)},
         )  # fmt: skip
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -13,7 +13,6 @@ one of the heads alone, it holds in the limit, and for every n with the same exp
 """
 
 import math
-import sys
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -27,7 +26,7 @@ import wflow
 from wflow import SaveAt, fits, meanfield, study
 from wflow._core.checks import count_steps, whole
 from wflow.analysis.fits import mean_and_error
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, grid, legend_below, log_axis, shade, style, time_axis
 from wflow.study import Finding, FloatArray
@@ -426,7 +425,7 @@ def series_figure(flags: DecayEquation, files: dict[str, Path]) -> "study.Figure
     return figure
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(DecayEquation, __doc__)
     with study.session("decay_equation", flags) as session:
         files = session.solve(tasks(flags))
@@ -435,8 +434,7 @@ def main() -> int:
             table, report(flags, table), findings(flags, table),
             {"decay": decay_figure(flags, table), "series": series_figure(flags, files)},
         )  # fmt: skip
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -10,7 +10,6 @@ and for the unnormalised flow, and differ by `edi_defect` for softmax attention 
 """
 
 import math
-import sys
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -23,7 +22,7 @@ from wflow import InputError, SaveAt, study
 from wflow._core.checks import count_steps
 from wflow._core.tableaux import TABLEAUX
 from wflow.analysis.fits import line, mean_and_error
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, caption, grid, legend_below, log_axis, style
 from wflow.study import Finding, FloatArray
@@ -444,7 +443,7 @@ def noise_figure(flags: EdiDefect, table: "study.Dataset") -> "study.Figure":
     return figure
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(EdiDefect, __doc__)
     with study.session("edi_defect", flags) as session:
         x0 = flags.cloud()
@@ -458,8 +457,7 @@ def main() -> int:
             table, report(flags, table), findings(flags, table),
             {"residuals": residuals_figure(flags, table), "noise": noise_figure(flags, table)},
         )  # fmt: skip
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

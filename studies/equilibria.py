@@ -13,7 +13,6 @@ self-attention dynamics in transformer architectures with layer normalization*, 
 """
 
 import math
-import sys
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -26,7 +25,7 @@ import wflow
 from wflow import InputError, SaveAt, equilibria, study
 from wflow._core.checks import count_steps
 from wflow.analysis.fits import mean_and_error
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Frozen
 from wflow.plots.figure import PAGE, caption, grid, style
 from wflow.plots.tokens import FAR, NEAR, sphere
@@ -484,7 +483,7 @@ def clouds_figure(
     return figure
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(Equilibria, __doc__)
     with study.session("equilibria", flags) as session:
         flags = session.flags = replace(flags, sizes=tuple(sorted(flags.sizes)))
@@ -496,8 +495,7 @@ def main() -> int:
         if flags.d == 3:
             figures["limit_clouds"] = clouds_figure(flags, table, clouds)
         session.finish(table, report(flags, table), findings(flags, table), figures)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

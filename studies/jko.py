@@ -11,7 +11,6 @@ movements keep a distance from it that does not fall with tau.
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ import wflow
 from wflow import SaveAt, fits, jko, study, transport
 from wflow._core.checks import count_steps
 from wflow._core.threads import numba_threads
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import HeadLaw, OrnsteinUhlenbeck, Oscillating
 from wflow.study import Direction, Finding, MetricName, SchemeName
 
@@ -346,7 +345,7 @@ def distance_figure(flags: Jko, table: "study.Dataset", laws: Laws) -> "study.Fi
     )  # fmt: skip
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(Jko, __doc__)
     with study.session("jko", flags) as session:
         x0 = flags.clouds(flags.paths)
@@ -368,8 +367,7 @@ def main() -> int:
             table, report(flags, table, laws), findings(table, laws),
             {"distance": distance_figure(flags, table, laws)},
         )  # fmt: skip
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

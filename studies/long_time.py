@@ -11,7 +11,6 @@ the study shows G^2, the integral of |dE/dt|, and how far the cloud goes between
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import wflow
 from wflow import InputError, SaveAt, clusters, study, transport
 from wflow._core.checks import count_steps
 from wflow.analysis.fits import PowerLaw, mean_and_error, power_law
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Frozen, OrnsteinUhlenbeck, Oscillating
 from wflow.plots.figure import PAGE, caption, grid, legend_below, spaced, style, time_axis
 from wflow.study import Finding, FloatArray
@@ -345,7 +344,7 @@ def figure(
     return drawing
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(LongTime, __doc__)
     with study.session("long_time", flags) as session:
         x0 = flags.cloud()
@@ -357,8 +356,7 @@ def main() -> int:
             table, report(flags, table, limits, fit), findings(flags, table, limits, fit),
             {"long_time": figure(flags, table, files, x0)},
         )  # fmt: skip
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -13,7 +13,6 @@ theorem (docs/theory/transport.md).
 """
 
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,7 +23,7 @@ from _mean_field import Meshed, Sizes, clouds
 import wflow
 from wflow import InputError, SaveAt, fits, meanfield, study, transport
 from wflow.analysis.fits import mean_and_error
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Oscillating
 from wflow.plots.figure import PAGE, grid, legend_below, log_log, style, time_axis
 from wflow.study import Direction, Finding, FloatArray, FlowName
@@ -419,7 +418,7 @@ def budget_figure(flags: MeanFieldEquation, files: dict[str, Path]) -> "study.Fi
     return figure
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(MeanFieldEquation, __doc__)
     with study.session("mean_field_equation", flags) as session:
         files = session.solve(tasks(flags))
@@ -429,8 +428,7 @@ def main() -> int:
             with wflow.open(files[run_name(d, "equation")]) as run:
                 figures[f"density_d{d}"] = wflow.plots.density_snapshots(run)
         session.finish(table, report(flags, table), findings(flags, table), figures)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -10,7 +10,6 @@ sums over pairs are the fast ones wherever they take less time, so the cost is l
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, section 5.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from _mean_field import Sizes, clouds, evenly_spread
 import wflow
 from wflow import InputError, SaveAt, fits, study, tokens
 from wflow.analysis.fits import PowerLaw, mean_and_error
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Frozen, HeadLaw, Oscillating
 from wflow.plots.figure import PAGE, caption, grid, log_log, shade, style, time_axis
 from wflow.study import Direction, Finding, FloatArray, FlowName
@@ -276,7 +275,7 @@ def limit_figure(
     return figure
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(MeanFieldLarge, __doc__)
     with study.session("mean_field_large", flags) as session:
         files = session.solve(tasks(flags))
@@ -286,8 +285,7 @@ def main() -> int:
             with_fits(table, laws), report(flags, table, laws), findings(flags, table, laws),
             {"mean_field_limit": limit_figure(flags, table, laws, energies)},
         )  # fmt: skip
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -10,7 +10,6 @@ with the rates of independent samples, and the growth of W₂ with the bound of 
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, section 5.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ import wflow
 from wflow import SaveAt, fits, stability, study, tokens
 from wflow._core.checks import count_steps
 from wflow.analysis.fits import PowerLaw, mean_and_error
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, caption, grid, legend_below, log_log, shade, style
 from wflow.study import Direction, Finding, FloatArray, FlowName, slope_text
@@ -279,7 +278,7 @@ def convergence_figure(flags: MeanFieldLimit, table: "study.Dataset", laws: Fits
     return figure
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(MeanFieldLimit, __doc__)
     with study.session("mean_field_limit", flags) as session:
         files = session.solve(tasks(flags))
@@ -289,8 +288,7 @@ def main() -> int:
             with_fits(flags, table, laws), report(flags, table, laws),
             findings(flags, table, laws), {"convergence": convergence_figure(flags, table, laws)},
         )  # fmt: skip
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

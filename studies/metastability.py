@@ -14,7 +14,6 @@ Times are in units of [GLPR], t = beta times the time of the run files, as in th
 """
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ import tyro
 import wflow
 from wflow import InputError, SaveAt, clusters, fits, meanfield, study
 from wflow._core.checks import whole
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Frozen
 from wflow.plots.figure import PAGE, grid, log_axis, shade, style
 from wflow.study import Finding, FloatArray
@@ -576,7 +575,7 @@ def figure(flags: Metastability, table: "study.Dataset") -> "study.Figure":
     return drawn
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(Metastability, __doc__)
     with study.session("metastability", flags) as session:
         files = session.solve(tasks(flags))
@@ -584,8 +583,7 @@ def main() -> int:
             table = collect(flags, files, advance)
         found = [*of_pairs(flags, table), *of_starts(table), *of_equation(flags, table)]
         session.finish(table, report(flags, table), found, {"lifetimes": figure(flags, table)})
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

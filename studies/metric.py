@@ -10,7 +10,6 @@ c1 W₂ <= W_b <= c2 W₂ with c1^2 <= b <= c2^2: [MHT] Proposition 3.7.
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from wflow import InputError, SaveAt, fits, metric, study, tokens, transport
 from wflow._core.checks import count_steps
 from wflow._core.threads import numba_threads
 from wflow.analysis.fits import PowerLaw
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Oscillating
 from wflow.plots.figure import PAGE, grid, style
 from wflow.study import Finding, slope_text
@@ -353,7 +352,7 @@ def report(flags: Metric, table: "study.Dataset", laws: Laws) -> str:
     return "\n\n".join(lines)
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(Metric, __doc__)
     with study.session("metric", flags) as session:
         times = sorted({t + s for t in flags.times for s in (0.0, *flags.deltas)})
@@ -377,8 +376,7 @@ def main() -> int:
                 "bounds": bounds_figure(table, f"{flags.pairs} random pairs, {facts}"),
             },
         )  # fmt: skip
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

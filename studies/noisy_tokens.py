@@ -10,7 +10,6 @@ and regain their order at the diffusion and by the amount that the stationary eq
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870.
 """
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ import wflow
 from wflow import InputError, SaveAt, stationary, study
 from wflow._core.checks import count_steps, whole
 from wflow.analysis.fits import mean_and_error
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, grid, shade, style, time_axis
 from wflow.study import Finding, FlowName
@@ -330,7 +329,7 @@ def order_figure(
     return figure
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(NoisyTokens, __doc__)
     with study.session("noisy_tokens", flags) as session:
         files = session.solve(uniform_runs(flags) | budget_runs(flags) | ordering_runs(flags))
@@ -346,8 +345,7 @@ def main() -> int:
         session.finish(
             table, report(flags, budget, order), findings(flags, ks, budget, order), figures
         )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -12,13 +12,12 @@ average out: G^2 falls with H, and for H > 1 it falls further in time.
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, section 6.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from wflow import study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Oscillating
 
 
@@ -52,10 +51,10 @@ class OscillatingHeads(study.StudyFlags):
         return Oscillating(d, phases=self.phases, sigma2=self.sigma2)
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(OscillatingHeads, __doc__)
-    return study.run("oscillating_heads", flags, flags.law)
+    study.run("oscillating_heads", flags, flags.law)
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

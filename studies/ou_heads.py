@@ -11,7 +11,6 @@ time, falls like 1/H in the number H of heads: [MHT] eq. 151 and figures 1 to 3.
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, section 6.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -19,7 +18,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from wflow import study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import OrnsteinUhlenbeck
 
 
@@ -52,10 +51,10 @@ class OUHeads(study.StudyFlags):
         return OrnsteinUhlenbeck(np.eye(d), self.rate, self.sigma2, exact=self.exact)
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(OUHeads, __doc__)
-    return study.run("ou_heads", flags, flags.law)
+    study.run("ou_heads", flags, flags.law)
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -13,7 +13,6 @@ The equation is that which [MHT] proposes: Massucco, Del Grande, Carioni, Brune,
 """
 
 import math
-import sys
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -28,7 +27,7 @@ import wflow
 from wflow import InputError, SaveAt, meanfield, stationary, study
 from wflow._core.checks import count_steps, positive, whole
 from wflow.analysis.fits import mean_and_error
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Frozen
 from wflow.plots.figure import PAGE, grid, style
 from wflow.study import Finding, FlowName
@@ -508,7 +507,7 @@ def hysteresis_figure(flags: PhaseTransition, table: "study.Dataset") -> "study.
     return figure
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(PhaseTransition, __doc__)
     with study.session("phase_transition", flags) as session:
         runs = particle_runs(flags)
@@ -524,8 +523,7 @@ def main() -> int:
             with wflow.open(files[f"equation_softmax_{min(flags.ratios):g}_from_uniform"]) as run:
                 figures["density"] = wflow.plots.density_snapshots(run)
         session.finish(shapes.merge(table), report(flags, shapes, table), found, figures)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

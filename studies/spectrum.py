@@ -27,7 +27,6 @@ of the averaged head D = mean_h D_h decides on the clusters. Softmax attention, 
 """
 
 import math
-import sys
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -40,7 +39,7 @@ import tyro
 import wflow
 from wflow import InputError, clusters, study
 from wflow._core.checks import whole
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating
 from wflow.plots.figure import PAGE, grid, style
 from wflow.study import Finding
@@ -384,7 +383,7 @@ def figure(flags: Spectrum, table: "study.Dataset") -> "study.Figure":
     return drawn
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(Spectrum, __doc__)
     labels = {
         "case": (list(CASES), "heads and direction"), "d": (flags.dims, "dimension"),
@@ -402,8 +401,7 @@ def main() -> int:
         )  # fmt: skip
         found = [*of_clusters(flags, table), *of_motion(flags, table), *of_pairs(flags, table)]
         session.finish(table, report(flags, table), found, {"clusters": figure(flags, table)})
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -11,7 +11,6 @@ compared with C exp(int_0^t L ds) W₂(0), L from the norms of the heads
 """
 
 import math
-import sys
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -23,7 +22,7 @@ from _stability import ComparedFlows, Perturbation
 
 import wflow
 from wflow import SaveAt, fits, stability, study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, caption, grid, log_axis, shade, spaced, style, time_axis
 from wflow.sphere import normalise, project
@@ -308,7 +307,7 @@ def facts_of(flags: StabilityTokens) -> str:
     )
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(StabilityTokens, __doc__)
     with study.session("stability_tokens", flags) as session:
         x0 = flags.cloud()
@@ -322,8 +321,7 @@ def main() -> int:
             table, report(flags, table), findings(table),
             {"growth": growth_figure(flags, table), "rates": rate_figure(flags, table)},
         )  # fmt: skip
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -9,7 +9,6 @@ in H and in ε, at the end time and for the largest W₂ over time.
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, Theorem 5.5, Remark 5.6.
 """
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from _stability import ComparedFlows, Perturbation
 import wflow
 from wflow import SaveAt, study, transport
 from wflow.analysis.fits import PowerLaw, mean_and_error, power_law
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, caption, grid, log_axis, minus, style
 from wflow.study import Direction, FloatArray
@@ -255,7 +254,7 @@ def rates_figure(flags: StabilityWeights, table: "study.Dataset", fits: Fits) ->
     return figure
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(StabilityWeights, __doc__)
     with study.session("stability_weights", flags) as session:
         x0 = flags.cloud()
@@ -270,8 +269,7 @@ def main() -> int:
             table, report(flags, table, fits), findings(fits),
             {"rates": rates_figure(flags, table, fits)},
         )  # fmt: skip
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -20,7 +20,6 @@ through all layers; after the first pass the layers come again.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from numpy.typing import NDArray
 import wflow
 from wflow import InputError, clusters, nets, study, transport
 from wflow._core.command_line import check_folder
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.sphere import as_tokens
 from wflow.study import Finding, networks
 
@@ -495,7 +494,7 @@ def described(network: Network) -> str:
     )
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(TrainedHeads, __doc__)
     with study.session("trained_heads", flags) as session:
         found = load(flags)
@@ -508,8 +507,7 @@ def main() -> int:
         session.finish(
             table, report(flags, found, table, layers), findings(table), figures(table, PER_PASS)
         )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

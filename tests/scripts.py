@@ -33,10 +33,10 @@ def script(name: str) -> ModuleType:
     return module
 
 
-def call(name: str, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
+def call(name: str, monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
     """Run a study in this process; errors come out as exceptions."""
     monkeypatch.setattr(sys, "argv", [str(FILES[name]), *flags])
-    return script(name).main()
+    script(name).main()
 
 
 def shell(name: str, *flags: str, **options) -> subprocess.CompletedProcess:

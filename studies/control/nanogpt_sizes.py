@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +31,7 @@ from _control import PUBLISHED, FloatArray, Pair, claim, window_set
 
 from wflow import InputError, nets, study
 from wflow._core.extras import install, missing
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import Finding, networks
 from wflow.study.networks import Record, Results, Run, Trained
 from wflow.study.texts import EVALUATION, NextToken, loss_on
@@ -646,9 +645,9 @@ EXPERIMENT = networks.Experiment(
 )
 
 
-def main() -> int:
-    return networks.run(EXPERIMENT, study.command_line(NanogptSizes, __doc__))
+def main() -> None:
+    networks.run(EXPERIMENT, study.command_line(NanogptSizes, __doc__))
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +31,7 @@ from _pontryagin_gpt import figures
 from numpy.typing import NDArray
 
 from wflow import nets, study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import Finding, networks
 from wflow.study.networks import Record, Results, Run, Trained
 from wflow.study.texts import EVALUATION, loss_on
@@ -652,9 +651,9 @@ EXPERIMENT = networks.Experiment(
 )
 
 
-def main() -> int:
-    return networks.run(EXPERIMENT, study.command_line(PontryaginGpt, __doc__))
+def main() -> None:
+    networks.run(EXPERIMENT, study.command_line(PontryaginGpt, __doc__))
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ from _control import FloatArray, Pair, claim
 from _pontryagin_resnet import drawn
 
 from wflow import InputError, nets, study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import Finding, networks
 from wflow.study.networks import Record, Results, Run, Trained
 
@@ -563,12 +562,12 @@ EXPERIMENT = networks.Experiment(
 )
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(PontryaginResnet, __doc__)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", PLAIN)  # the tables have a column of it
-        return networks.run(EXPERIMENT, flags)
+        networks.run(EXPERIMENT, flags)
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +32,7 @@ from web_text import WebText
 
 from wflow import InputError, study
 from wflow._core.files import opened, read_json, replace_file
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import networks
 from wflow.study.frame import AT_THIS_SIZE
 from wflow.study.texts import SCORES
@@ -412,7 +411,7 @@ ours the model was not trained at that size; rows of BERTScore need an encoder, 
 `--encoder roberta-large` of the studies of texts loads."""
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, help="folders with results of studies")
     parser.add_argument("--out", type=Path, required=True, help="the page that is written")
@@ -422,8 +421,7 @@ def main() -> int:
     text = page(found(given.folders), command)
     replace_file(given.out, lambda draft: draft.write_text(text, encoding="utf-8"))
     print(f"wrote {given.out}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

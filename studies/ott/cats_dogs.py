@@ -14,7 +14,6 @@ states move, and what the published habit changes, tests on random crops of the 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +25,7 @@ import numpy as np
 from _ott import claim, less, more
 
 from wflow import nets, study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import networks
 from wflow.study.networks import Record, Results, Run, Trained
 
@@ -353,9 +352,9 @@ EXPERIMENT = networks.Experiment(
 )
 
 
-def main() -> int:
-    return networks.run(EXPERIMENT, study.command_line(CatsDogs, __doc__))
+def main() -> None:
+    networks.run(EXPERIMENT, study.command_line(CatsDogs, __doc__))
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

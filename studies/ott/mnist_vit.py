@@ -16,7 +16,6 @@ With one block the N-ODE transformer is the same system as the continuous one ([
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +26,7 @@ import _ott as ott
 from _ott import claim, less, more
 
 from wflow import nets, study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import networks
 from wflow.study.frame import Verdict
 from wflow.study.networks import Record, Results, Run, Trained
@@ -330,9 +329,9 @@ EXPERIMENT = networks.Experiment(
 )
 
 
-def main() -> int:
-    return networks.run(EXPERIMENT, study.command_line(MnistVit, __doc__))
+def main() -> None:
+    networks.run(EXPERIMENT, study.command_line(MnistVit, __doc__))
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -17,7 +17,6 @@ The `paper` preset needs ModelNet40; `cpu` takes MNIST as sets of pixels, or sol
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +28,7 @@ import numpy as np
 from _ott import claim, less, more, no_better
 
 from wflow import nets, study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import networks
 from wflow.study.networks import Record, Results, Run, Trained
 
@@ -450,12 +449,12 @@ EXPERIMENT = networks.Experiment(
 )
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(PointClouds, __doc__)
     if flags.out == DEFAULT_OUT:
         flags = replace(flags, out=DEFAULT_OUT.with_name(f"{DEFAULT_OUT.name}_{flags.dataset}"))
-    return networks.run(EXPERIMENT, flags)
+    networks.run(EXPERIMENT, flags)
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

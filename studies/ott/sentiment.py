@@ -14,7 +14,6 @@ without the cost blows up: [OTT] section 5.3, Appendix I and Table 9.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ import numpy as np
 from _ott import claim, less, more, no_better
 
 from wflow import nets, study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import networks
 from wflow.study.frame import Verdict
 from wflow.study.networks import Record, Results, Run, Trained
@@ -435,9 +434,9 @@ EXPERIMENT = networks.Experiment(
 )
 
 
-def main() -> int:
-    return networks.run(EXPERIMENT, study.command_line(Sentiment, __doc__))
+def main() -> None:
+    networks.run(EXPERIMENT, study.command_line(Sentiment, __doc__))
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

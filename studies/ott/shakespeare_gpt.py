@@ -17,7 +17,6 @@ The published runs weigh the mean square of the velocity without the factor 1/2 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ import numpy as np
 from _ott import claim, less, more
 
 from wflow import nets, study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import networks, texts
 from wflow.study.frame import Verdict
 from wflow.study.networks import Record, Results, Run, Trained
@@ -348,12 +347,12 @@ EXPERIMENT = networks.Experiment(
 )
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(ShakespeareGpt, __doc__)
     if flags.ablation != "none" and flags.out == DEFAULT_OUT:
         flags = replace(flags, out=DEFAULT_OUT.with_name(f"{DEFAULT_OUT.name}_{flags.ablation}"))
-    return networks.run(EXPERIMENT, flags)
+    networks.run(EXPERIMENT, flags)
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

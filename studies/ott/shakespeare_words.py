@@ -18,7 +18,6 @@ learning rate only rises, and gradients that are summed over the parts of a batc
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -26,7 +25,7 @@ from typing import ClassVar, Literal
 from _gpt2 import Gpt2Flags, experiment
 
 from wflow import nets, study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import networks
 
 
@@ -81,9 +80,9 @@ def load(flags: ShakespeareWords) -> nets.data.Text:
 EXPERIMENT = experiment("shakespeare_words", load)
 
 
-def main() -> int:
-    return networks.run(EXPERIMENT, study.command_line(ShakespeareWords, __doc__))
+def main() -> None:
+    networks.run(EXPERIMENT, study.command_line(ShakespeareWords, __doc__))
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

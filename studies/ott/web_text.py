@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ from _gpt2 import Gpt2Flags, experiment
 
 from wflow import InputError, nets, study
 from wflow._core.command_line import check_folder
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import networks
 
 if TYPE_CHECKING:
@@ -203,9 +202,9 @@ def fewer_pairs(encoder: bytes, merges: bytes, vocabulary: int) -> tuple[bytes, 
 EXPERIMENT = experiment("web_text", load)
 
 
-def main() -> int:
-    return networks.run(EXPERIMENT, study.command_line(WebText, __doc__))
+def main() -> None:
+    networks.run(EXPERIMENT, study.command_line(WebText, __doc__))
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from _rwpo import FlowFlags, check_names, check_near, config, make_flow, too_far
 from _rwpo_benchmarks import CELLS, HALF, POINTS, figures, report, title
 
 from wflow import InputError, nets, sampling, study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import Finding, networks
 from wflow.study.networks import Record, Results, Run, Trained
 
@@ -533,9 +532,9 @@ EXPERIMENT = networks.Experiment(
 )
 
 
-def main() -> int:
-    return networks.run(EXPERIMENT, study.command_line(RwpoBenchmarks, __doc__))
+def main() -> None:
+    networks.run(EXPERIMENT, study.command_line(RwpoBenchmarks, __doc__))
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

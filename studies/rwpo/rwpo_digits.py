@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 import warnings
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +27,7 @@ from _rwpo import FlowFlags, config, make_flow, too_far
 from _rwpo_digits import figures
 
 from wflow import nets, sampling, study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import networks
 from wflow.study.networks import Record, Results, Run, Trained
 
@@ -679,9 +678,9 @@ EXPERIMENT = networks.Experiment(
 )
 
 
-def main() -> int:
-    return networks.run(EXPERIMENT, study.command_line(RwpoDigits, __doc__))
+def main() -> None:
+    networks.run(EXPERIMENT, study.command_line(RwpoDigits, __doc__))
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

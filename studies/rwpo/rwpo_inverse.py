@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
@@ -29,7 +28,7 @@ from _rwpo_inverse import curves, fields, histograms
 from numpy.typing import NDArray
 
 from wflow import InputError, nets, study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.sampling import forward, reference
 from wflow.study import networks
 from wflow.study.networks import Record, Results, Run, Trained
@@ -615,9 +614,9 @@ EXPERIMENT = networks.Experiment(
 )
 
 
-def main() -> int:
-    return networks.run(EXPERIMENT, study.command_line(RwpoInverse, __doc__))
+def main() -> None:
+    networks.run(EXPERIMENT, study.command_line(RwpoInverse, __doc__))
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -15,7 +15,6 @@ Operator with L1 Prior.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 
 from wflow import fits, sampling, study
 from wflow._core.checks import whole
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.study import Finding
 
 Array = NDArray[np.floating[Any]]
@@ -1412,7 +1411,7 @@ def report(parts: list[Part]) -> str:
     return "\n\n".join(lines)
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(RwpoOperator, __doc__)
     names = flags.only or tuple(PARTS)
     with study.session("rwpo_operator", flags) as session:
@@ -1431,8 +1430,7 @@ def main() -> int:
             findings=findings if flags.preset != "smoke" else [],
             figures=figures(table),
         )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

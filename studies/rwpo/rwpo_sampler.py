@@ -13,7 +13,6 @@ problems, arXiv 2502.16773. [RWPO] Han, Osher, Li, Sparse Transformer Architectu
 Wasserstein Proximal Operator with L1 Prior.
 """
 
-import sys
 import time
 import warnings
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from _rwpo_sampler import absorption_figure, against_gradients, bias_figure, rep
 from numpy.typing import NDArray
 
 from wflow import sampling, study
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.sampling import targets
 from wflow.study import Finding
 from wflow.study.frame import Verdict
@@ -586,7 +585,7 @@ def of_distance(table: "Dataset") -> Finding:
     )  # fmt: skip
 
 
-def main() -> int:
+def main() -> None:
     flags = study.command_line(RwpoSampler, __doc__)
     parts = (bias, interaction, absorption, temperature, cost)
     with study.session("rwpo_sampler", flags) as session:
@@ -613,8 +612,7 @@ def main() -> int:
                 "absorption": absorption_figure(table, BOUND, ABSORBED_STEP),
             },
         )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

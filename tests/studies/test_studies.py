@@ -69,16 +69,16 @@ def unmark(folder: Path) -> None:
 
 def test_a_study_of_version_0_1_0_is_continued(tmp_path, monkeypatch, sketched) -> None:
     flags = [*SMALL, "--heads", "1", "2", "--out", str(tmp_path)]
-    assert call("ou_heads", monkeypatch, *flags) == 0
+    call("ou_heads", monkeypatch, *flags)
     unmark(tmp_path)
     names = {file.name for file in tmp_path.iterdir()}
     Figure().savefig(tmp_path / "mine.png")
-    assert call("ou_heads", monkeypatch, *flags, "--resume") == 0
+    call("ou_heads", monkeypatch, *flags, "--resume")
     assert {file.name for file in tmp_path.iterdir()} == names | {"mine.png"}
     for file in tmp_path.glob("*.p*"):
         assert (b"Matplotlib" in file.read_bytes()) == (file.name == "mine.png"), file
     unmark(tmp_path)
-    assert call("ou_heads", monkeypatch, *flags, "--overwrite", "--heads", "2") == 0
+    call("ou_heads", monkeypatch, *flags, "--overwrite", "--heads", "2")
     assert not list(tmp_path.glob("gradient_*")), "figures of the comparison are of other runs"
 
 
@@ -102,7 +102,7 @@ def test_a_study_takes_names_that_are_not_utf8(tmp_path, monkeypatch, undrawn, c
     out, table = os.fsdecode(b"res\xff\x1bults"), os.fsdecode(b"tok\xffens.csv")
     Path(table).write_text("1,0,0\n0,1,0\n0,0,1\n")
     flags = [*SMALL, "--n", "3", "--heads", "1", "--tokens", table, "--out", out]
-    assert call("ou_heads", monkeypatch, *flags) == 0
+    call("ou_heads", monkeypatch, *flags)
     assert r"res\udcff\x1bults" in capsys.readouterr().out
     with wflow.open(Path(out, "H00001.h5")) as run:
         assert run.attrs["command"].endswith(r"--tokens $'tok\377ens.csv' --out $'res\377\033ults'")
@@ -173,7 +173,7 @@ def whole(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heads, "draw", lambda *_: {})
-        assert call("ou_heads", patch, *CUT, "--out", str(folder)) == 0
+        call("ou_heads", patch, *CUT, "--out", str(folder))
     return folder / "H00002.h5"
 
 
@@ -194,7 +194,7 @@ def test_interrupted_study_resumes_to_the_same_numbers(
         assert child.wait(30) == 128 + signal.SIGTERM
     assert "--resume" in said and "Traceback" not in said
     assert (tmp_path / "H00002.h5.partial").exists()
-    assert call("ou_heads", monkeypatch, *CUT, "--out", str(tmp_path), "--resume") == 0
+    call("ou_heads", monkeypatch, *CUT, "--out", str(tmp_path), "--resume")
     with wflow.open(tmp_path / "H00002.h5") as cut, wflow.open(whole) as other:
         xr.testing.assert_equal(cut, other)
 
@@ -203,7 +203,7 @@ def test_unfinished_run_whose_checkpoint_is_lost_is_never_replaced_by_resume(
     tmp_path, monkeypatch, undrawn
 ) -> None:
     flags = [*SMALL, "--heads", "2", "4", "--out", str(tmp_path)]
-    assert call("ou_heads", monkeypatch, *flags) == 0
+    call("ou_heads", monkeypatch, *flags)
     partial = (tmp_path / "H00004.h5").rename(tmp_path / "H00004.h5.partial")
     (tmp_path / "H00002.h5").unlink()
     before = partial.read_bytes()
@@ -211,7 +211,7 @@ def test_unfinished_run_whose_checkpoint_is_lost_is_never_replaced_by_resume(
         call("ou_heads", monkeypatch, *flags, "--resume")
     assert partial.read_bytes() == before
     assert not (tmp_path / "H00002.h5").exists()  # said before another run is computed
-    assert call("ou_heads", monkeypatch, *flags, "--overwrite") == 0
+    call("ou_heads", monkeypatch, *flags, "--overwrite")
 
 
 def test_tokens_of_a_file_are_all_taken_as_they_are_unless_asked_otherwise(
@@ -248,26 +248,26 @@ def test_runs_left_by_other_calls_stay_and_are_named_and_their_comparison_goes(
     tmp_path, monkeypatch, capsys, sketched
 ) -> None:
     flags = [*SMALL, "--out", str(tmp_path), "--heads"]
-    assert call("ou_heads", monkeypatch, *flags, "2", "4") == 0
+    call("ou_heads", monkeypatch, *flags, "2", "4")
     assert "not in this summary" not in capsys.readouterr().out
     for mine in ("gradient.png", "H4.h5", "H00002_mine.png"):
         (tmp_path / mine).write_text("not the study's")
     assert (tmp_path / "gradient_against_heads.pdf").exists()
 
-    assert call("ou_heads", monkeypatch, *flags, "2", "--resume") == 0
+    call("ou_heads", monkeypatch, *flags, "2", "--resume")
     assert "not in this summary: H00004.h5" in capsys.readouterr().out
     names = {file.name for file in tmp_path.iterdir()}
     assert not {name for name in names if name.startswith(("gradient_over", "gradient_against"))}
     assert {"H00004.h5", "H00004_energy_balance.png", "H00002_energy_balance.png"} <= names
 
-    assert call("ou_heads", monkeypatch, *flags, "1", "2", "--overwrite", "--seed", "5") == 0
+    call("ou_heads", monkeypatch, *flags, "1", "2", "--overwrite", "--seed", "5")
     assert "H00004.h5" in capsys.readouterr().out
     names = {file.name for file in tmp_path.iterdir()}
     assert {"H00004.h5", "gradient_against_heads.pdf"} <= names
     assert {"gradient.png", "H4.h5", "H00002_mine.png"} <= names
 
     # The figures of a run that is replaced and not drawn again would show the old one.
-    assert call("ou_heads", monkeypatch, *flags, "2", "8", "--overwrite") == 0
+    call("ou_heads", monkeypatch, *flags, "2", "8", "--overwrite")
     names = {file.name for file in tmp_path.iterdir()}
     assert "H00002_energy_balance.png" not in names
     assert {"H00002_mine.png", "H00004_energy_balance.png", "H00008_energy_balance.png"} <= names
@@ -279,9 +279,9 @@ def test_verbose_logs_on_stderr_and_leaves_the_logger_as_it_was(
     logger = logging.getLogger("wflow")
     before = (logger.level, list(logger.handlers))
     flags = [*SMALL, "--heads", "2", "--out", str(tmp_path)]
-    assert call("ou_heads", monkeypatch, *flags) == 0
+    call("ou_heads", monkeypatch, *flags)
     assert "INFO" not in capsys.readouterr().err
-    assert call("ou_heads", monkeypatch, *flags, "--overwrite", "--verbose") == 0
+    call("ou_heads", monkeypatch, *flags, "--overwrite", "--verbose")
     said = capsys.readouterr()
     assert "INFO" in said.err and "H00002.h5" in said.err and "INFO" not in said.out
     assert (logger.level, list(logger.handlers)) == before

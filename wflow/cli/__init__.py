@@ -2,9 +2,10 @@
 imported by scripts alone. Start with `commands`.
 """
 
-from wflow.cli.commands import guarded, main
+from wflow.cli.commands import guarded, main, script
 
 __all__ = [
     "guarded",
     "main",
+    "script",
 ]

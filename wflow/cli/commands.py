@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import tyro
 
@@ -255,12 +255,17 @@ def _meant(name: str) -> str:
     return f": expected one of {', '.join(_NAMES)}"
 
 
-def guarded(main: Callable[[], int]) -> int:
+def script(main: Callable[[], int | None]) -> NoReturn:
+    """Run the main function of a script and end the process with the exit status of `guarded`."""
+    sys.exit(guarded(main))
+
+
+def guarded(main: Callable[[], int | None]) -> int:
     """Run the main function of a script; errors become a message and an exit status.
 
     Parameters
     ----------
-    main : returns the exit status
+    main : returns the exit status, or None for 0
 
     Returns
     -------
@@ -275,7 +280,7 @@ def guarded(main: Callable[[], int]) -> int:
             with signals_as_errors("ended the command; what it had written before is kept"):
                 status = main()
                 sys.stdout.flush()  # here, so that a closed pipe shows inside the guard
-                return status
+                return status or 0
         except (Interrupted, WflowError) as error:
             return _complain(*last_words(error))
         except KeyboardInterrupt:

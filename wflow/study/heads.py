@@ -313,7 +313,7 @@ _RUN_FILE = re.compile(r"H\d{5,}\.h5")
 _DRAWN = (".png", ".pdf")
 
 
-def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int:
+def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> None:
     """Solve for every head count, fit, and write run files, summary and figures into `flags.out`.
 
     Parameters
@@ -324,11 +324,6 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
         The flags, checked (as `command_line` does).
     law_of : callable
         Function of the dimension d of the tokens, whose value is the head law of all runs.
-
-    Returns
-    -------
-    int
-        Exit status 0.
 
     Raises
     ------
@@ -343,7 +338,7 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
     >>> from wflow import study
     >>> def main():
     ...     flags = study.command_line(study.StudyFlags, "Ornstein-Uhlenbeck heads.")
-    ...     return study.run("ou", flags, lambda d: wflow.heads.OrnsteinUhlenbeck(np.eye(d)))
+    ...     study.run("ou", flags, lambda d: wflow.heads.OrnsteinUhlenbeck(np.eye(d)))
     """
     with session(name, flags) as current:
         x0 = flags.cloud()
@@ -382,7 +377,6 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
     if others := ", ".join(sorted(names - written)):
         text = f"Also in {flags.out}, and not in this summary: {others}. Name their head counts in "
         print(f"\n{printable(text, lines=False)}--heads, with --resume, to include them.")
-    return 0
 
 
 def _saved(flags: StudyFlags, heads: int) -> SaveAt:

@@ -278,7 +278,7 @@ class Experiment(Generic[AnyFlags, Data]):
     """Flags -> number of trainings of every model, or of each by its name."""
 
 
-def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> int:
+def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> None:
     """Train every model with every seed, measure, decide on the claims, and write the results.
 
     What was measured is kept beside each training, and is measured again where a setting changed or
@@ -290,11 +290,6 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> int:
         The study.
     flags : NetFlags
         Its flags, of `wflow.study.command_line`.
-
-    Returns
-    -------
-    int
-        Exit status, 0.
     """
     models, seeds = experiment.models(flags), experiment.seeds(flags)
     names = chosen(models, seeds, flags)
@@ -341,7 +336,6 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> int:
             figures=experiment.figures(flags, results),
             texts=experiment.texts(flags, results),
         )
-    return 0
 
 
 def _summary(

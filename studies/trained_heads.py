@@ -164,13 +164,9 @@ def trained(flags: TrainedHeads, name: str, text: nets.data.Text) -> nets.GPT:
     torch.manual_seed(flags.seed)
     continuous = name == "continuous"
     gpt = nets.GPT(
-        vocabulary=text.vocabulary,
-        context=flags.context,
-        width=flags.width,
-        depth=flags.depth,
-        heads=flags.heads,
-        norm=not continuous,
-    )
+        vocabulary=text.vocabulary, context=flags.context, width=flags.width, depth=flags.depth,
+        heads=flags.heads, norm=not continuous,
+    )  # fmt: skip
     if continuous:
         gpt.body = nets.ContinuousTransformer(gpt.body, steps=flags.steps)
     config = nets.train.TrainConfig(
@@ -190,10 +186,7 @@ def trained(flags: TrainedHeads, name: str, text: nets.data.Text) -> nets.GPT:
         gpt,
         nets.train.objective(nets.train.cross_entropy, LAM if continuous else 0.0),
         nets.data.CropBatches(
-            text.train,
-            context=flags.context,
-            batch=flags.batch,
-            seed=flags.seed + 1,
+            text.train, context=flags.context, batch=flags.batch, seed=flags.seed + 1,
             vocabulary=text.vocabulary,
         ),
         config,
@@ -201,7 +194,7 @@ def trained(flags: TrainedHeads, name: str, text: nets.data.Text) -> nets.GPT:
         resume=flags.resume,
         overwrite=flags.overwrite,
         label=f"training {name}",
-    )
+    )  # fmt: skip
     return gpt.cpu().eval()
 
 

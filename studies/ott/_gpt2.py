@@ -69,14 +69,9 @@ def network(flags: Gpt2Flags, model: ott.Model, vocabulary: int, seed: int) -> n
     torch.manual_seed(seed)
     depth, heads, width = flags.size
     net = nets.GPT(
-        vocabulary=vocabulary,
-        context=flags.context,
-        depth=depth,
-        heads=heads,
-        width=width,
-        bias=True,
-        dropout=flags.dropout,
-    )
+        vocabulary=vocabulary, context=flags.context, depth=depth, heads=heads, width=width,
+        bias=True, dropout=flags.dropout,
+    )  # fmt: skip
     if model.kind == "continuous":
         net = texts.with_final_norm(net, flags.steps)
         net.body.checkpointing = flags.checkpointing  # type: ignore[assignment]
@@ -170,14 +165,9 @@ def report(flags: Gpt2Flags, text: Any, results: Results) -> str:
 def experiment(name: str, load: Callable[[Any], Any]) -> networks.Experiment[Any, Any]:
     """The study of a text that `load` makes of the flags."""
     return networks.Experiment(
-        name=name,
-        models=models,
-        load=load,
-        plan=plan,
+        name=name, models=models, load=load, plan=plan,
         measure=lambda flags, text, _, trained, seed: texts.measured(flags, text, trained, seed),
-        numbers=texts.SCALARS,
-        text=report,
-        findings=findings,
+        numbers=texts.SCALARS, text=report, findings=findings,
         figures=lambda _, results: ott.learning_curves(results, "test_loss"),
         texts=lambda _, results: texts.samples(results),
-    )
+    )  # fmt: skip

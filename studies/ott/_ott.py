@@ -65,16 +65,10 @@ def per_epoch(
     A checkpoint is written every `checkpoints` epochs.
     """
     return nets.train.TrainConfig(
-        steps=flags.epochs * epoch,
-        batch=flags.batch,
-        schedule=schedule,
-        evaluate_every=epoch,
-        checkpoint_every=checkpoints * epoch,
-        seed=seed,
-        device=flags.device,
-        precision=flags.precision,
-        compile=flags.compile,
-    )
+        steps=flags.epochs * epoch, batch=flags.batch, schedule=schedule, evaluate_every=epoch,
+        checkpoint_every=checkpoints * epoch, seed=seed, device=flags.device,
+        precision=flags.precision, compile=flags.compile,
+    )  # fmt: skip
 
 
 # What was learnt

@@ -156,14 +156,9 @@ def network(flags: CatsDogs, model: ott.Model, images: nets.data.Images, seed: i
 def plan(flags: CatsDogs, images: nets.data.Images, model: ott.Model, seed: int) -> Run:
     """The training run of one model with one seed."""
     batches = nets.data.ImageBatches(
-        images.train_images,
-        images.train_labels,
-        batch=flags.batch,
-        seed=seed,
-        mean=images.mean,
-        std=images.std,
-        augment=nets.data.RandomCrops(seed=seed, scale=(flags.scale, 1.0)),
-    )
+        images.train_images, images.train_labels, batch=flags.batch, seed=seed, mean=images.mean,
+        std=images.std, augment=nets.data.RandomCrops(seed=seed, scale=(flags.scale, 1.0)),
+    )  # fmt: skip
     epoch = batches.per_epoch
     schedule: Any = nets.train.Constant(flags.rate)
     if flags.warm_up:
@@ -339,17 +334,10 @@ def report(flags: CatsDogs, images: nets.data.Images, results: Results) -> str:
 
 
 EXPERIMENT = networks.Experiment(
-    name="cats_dogs",
-    models=models,
-    seeds=seeds,
-    load=load,
-    plan=plan,
-    measure=measure,
-    numbers=NUMBERS,
-    text=report,
-    findings=findings,
+    name="cats_dogs", models=models, seeds=seeds, load=load, plan=plan, measure=measure,
+    numbers=NUMBERS, text=report, findings=findings,
     figures=lambda _, results: ott.learning_curves(results, "test_loss", "accuracy"),
-)
+)  # fmt: skip
 
 
 def main() -> None:

@@ -127,13 +127,9 @@ def plan(flags: MnistVit, images: nets.data.Images, name: str, seed: int) -> Run
     import torch
 
     source = nets.data.ImageBatches(
-        images.train_images,
-        images.train_labels,
-        batch=flags.batch,
-        seed=seed,
-        mean=images.mean,
+        images.train_images, images.train_labels, batch=flags.batch, seed=seed, mean=images.mean,
         std=images.std,
-    )
+    )  # fmt: skip
     epoch = source.per_epoch
     boundaries = tuple(epoch * round(flags.epochs * k / 45) for k in (35, 41))
     schedule = nets.train.StepDecay((5e-4, 5e-5, 5e-6), boundaries)
@@ -315,18 +311,10 @@ def figures(flags: MnistVit, results: Results) -> dict[str, study.Figure]:
 
 
 EXPERIMENT = networks.Experiment(
-    name="mnist_vit",
-    models=lambda _: {name: name for name in DISCRETE + CONTINUOUS},
-    load=load,
-    plan=plan,
-    measure=measure,
-    numbers=NUMBERS,
-    along=ALONG,
-    coords=lambda _: COORDS,
-    text=report,
-    findings=findings,
-    figures=figures,
-)
+    name="mnist_vit", models=lambda _: {name: name for name in DISCRETE + CONTINUOUS}, load=load,
+    plan=plan, measure=measure, numbers=NUMBERS, along=ALONG, coords=lambda _: COORDS, text=report,
+    findings=findings, figures=figures,
+)  # fmt: skip
 
 
 def main() -> None:

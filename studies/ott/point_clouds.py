@@ -200,16 +200,11 @@ def network(
     torch.manual_seed(seed)
     baseline = model.kind == "baseline"
     net = nets.SetTransformer(
-        features=clouds.train_points.shape[2],
-        classes=len(clouds.names),
-        width=flags.width_baseline if baseline else flags.width,
-        heads=flags.heads,
-        inducing=flags.inducing,
-        dropout=flags.dropout,
-        skip=model.kind != "node",
-        form="published",
+        features=clouds.train_points.shape[2], classes=len(clouds.names),
+        width=flags.width_baseline if baseline else flags.width, heads=flags.heads,
+        inducing=flags.inducing, dropout=flags.dropout, skip=model.kind != "node", form="published",
         embedding="block" if baseline else "linear",
-    )
+    )  # fmt: skip
     net.body = ott.in_continuous_time(
         net.body, model.kind, flags.steps, cost=flags.cost, checkpointing=flags.checkpointing
     )
@@ -235,15 +230,10 @@ def plan(flags: PointClouds, data: Data, model: ott.Model, seed: int) -> Run:
     import torch
 
     source = nets.data.CloudBatches(
-        data.clouds.train_points,
-        data.clouds.train_counts,
-        data.clouds.train_labels,
-        batch=flags.batch,
-        points=flags.points,
-        seed=seed,
-        fixed_subset=flags.published,
+        data.clouds.train_points, data.clouds.train_counts, data.clouds.train_labels,
+        batch=flags.batch, points=flags.points, seed=seed, fixed_subset=flags.published,
         augment=nets.data.RandomPoses(seed=seed) if flags.dataset == "modelnet40" else None,
-    )
+    )  # fmt: skip
     epoch = source.per_epoch
     schedule = nets.train.StepDecay((flags.rate, flags.rate / 10), (3 * flags.epochs // 4 * epoch,))
     team = nets.train.process_group(flags.device)
@@ -435,18 +425,9 @@ def figures(flags: PointClouds, results: Results) -> dict[str, study.Figure]:
 
 
 EXPERIMENT = networks.Experiment(
-    name="point_clouds",
-    models=models,
-    load=load,
-    plan=plan,
-    measure=measure,
-    numbers=NUMBERS,
-    along=ALONG,
-    coords=lambda _: COORDS,
-    text=report,
-    findings=findings,
-    figures=figures,
-)
+    name="point_clouds", models=models, load=load, plan=plan, measure=measure, numbers=NUMBERS,
+    along=ALONG, coords=lambda _: COORDS, text=report, findings=findings, figures=figures,
+)  # fmt: skip
 
 
 def main() -> None:

@@ -233,12 +233,9 @@ def batches(
         data.test if test else data.train,
         data.reviews.test_labels if test else data.reviews.train_labels,
         batch=EVALUATION if test and len(data.test) > EVALUATION else flags.batch,
-        context=flags.context,
-        truncate="end" if flags.keep == "beginning" else "beginning",
-        bucket=1 if flags.published else 32,
-        pad_to_context=flags.published,
-        seed=seed,
-    )
+        context=flags.context, truncate="end" if flags.keep == "beginning" else "beginning",
+        bucket=1 if flags.published else 32, pad_to_context=flags.published, seed=seed,
+    )  # fmt: skip
 
 
 def plan(flags: Sentiment, splits: Splits, model: Model, seed: int) -> Run:
@@ -421,17 +418,10 @@ def report(flags: Sentiment, splits: Splits, results: Results) -> str:
 
 
 EXPERIMENT = networks.Experiment(
-    name="sentiment",
-    models=models,
-    seeds=seeds,
-    load=Splits,
-    plan=plan,
-    measure=measure,
-    numbers=NUMBERS,
-    text=report,
-    findings=findings,
+    name="sentiment", models=models, seeds=seeds, load=Splits, plan=plan, measure=measure,
+    numbers=NUMBERS, text=report, findings=findings,
     figures=lambda _, results: ott.learning_curves(results, "test_loss", "accuracy"),
-)
+)  # fmt: skip
 
 
 def main() -> None:

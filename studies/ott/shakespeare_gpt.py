@@ -332,19 +332,12 @@ def figures(flags: ShakespeareGpt, results: Results) -> dict[str, study.Figure]:
 
 
 EXPERIMENT = networks.Experiment(
-    name="shakespeare_gpt",
-    models=models,
-    load=load,
-    plan=plan,
-    measure=measure,
+    name="shakespeare_gpt", models=models, load=load, plan=plan, measure=measure,
     numbers=texts.SCALARS,
     along={"replaced": ("loss_replaced", "rate", "test loss with characters replaced at random")},
-    coords=lambda _: {"rate": (REPLACED, "share of characters replaced")},
-    text=report,
-    findings=findings,
-    figures=figures,
-    texts=lambda _, results: texts.samples(results),
-)
+    coords=lambda _: {"rate": (REPLACED, "share of characters replaced")}, text=report,
+    findings=findings, figures=figures, texts=lambda _, results: texts.samples(results),
+)  # fmt: skip
 
 
 def main() -> None:

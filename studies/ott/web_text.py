@@ -163,16 +163,9 @@ def prepare(flags: WebText, folder: Path, file: Path) -> None:
     file.write_text(text, encoding="utf-8")
     there = (folder / INDEX).exists() and not flags.overwrite
     nets.data.prepare_text(
-        file,
-        folder,
-        name=flags.text,
-        begins=begins,
-        validation=share,
-        tokenizer=pairs,
-        workers=1,
-        resume=there,
-        overwrite=not there,
-    )
+        file, folder, name=flags.text, begins=begins, validation=share, tokenizer=pairs, workers=1,
+        resume=there, overwrite=not there,
+    )  # fmt: skip
 
 
 def sonnets() -> str:

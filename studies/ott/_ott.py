@@ -16,7 +16,7 @@ import numpy as np
 
 from wflow import nets, study
 from wflow.study import networks
-from wflow.study.networks import Results
+from wflow.study.networks import Results, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,18 +57,32 @@ def parameters(*blocks: nn.Module, biases: bool = True) -> int:
     return sum(p.numel() for name, p in named if biases or not name.endswith("bias"))
 
 
-def per_epoch(
-    flags: Any, seed: int, epoch: int, schedule: nets.train.Schedule, *, checkpoints: int = 1
-) -> nets.train.TrainConfig:
-    """Adam for the epochs of the flags, of `epoch` steps each, with an evaluation after each.
+def training(
+    flags: Any,
+    seed: int,
+    net: nn.Module,
+    objective: nets.train.Objective,
+    source: Any,
+    schedule: nets.train.Schedule,
+    tests: Callable[[], Iterable[tuple[torch.Tensor, ...]]],
+    *,
+    checkpoints: int = 1,
+) -> Run:
+    """Adam for the epochs of the flags, with an evaluation on the batches of `tests` after each.
 
     A checkpoint is written every `checkpoints` epochs.
     """
-    return nets.train.TrainConfig(
+    epoch, team = source.per_epoch, nets.train.process_group(flags.device)
+    config = nets.train.TrainConfig(
         steps=flags.epochs * epoch, batch=flags.batch, schedule=schedule, evaluate_every=epoch,
         checkpoint_every=checkpoints * epoch, seed=seed, device=flags.device,
         precision=flags.precision, compile=flags.compile,
     )  # fmt: skip
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        return classified(model, tests(), team.device, team)
+
+    return Run(net, objective, source, config, evaluate)
 
 
 # What was learnt

@@ -164,19 +164,11 @@ def plan(flags: CatsDogs, images: nets.data.Images, model: ott.Model, seed: int)
     if flags.warm_up:
         rise = min(flags.warm_up, flags.epochs - 1) * epoch
         schedule = nets.train.Cosine(flags.rate, 0.0, warm_up=rise, steps=flags.epochs * epoch)
-    team = nets.train.process_group(flags.device)
-
-    def evaluate(net: torch.nn.Module) -> dict[str, float]:
-        pictures = tested(flags, images, cropped=seed if flags.published else None)
-        return ott.classified(net, pictures, team.device, team)
-
-    return Run(
-        network(flags, model, images, seed),
-        nets.train.objective(nets.train.cross_entropy, model.lam),
-        batches,
-        ott.per_epoch(flags, seed, epoch, schedule),
-        evaluate,
-    )
+    return ott.training(
+        flags, seed, network(flags, model, images, seed),
+        nets.train.objective(nets.train.cross_entropy, model.lam), batches, schedule,
+        lambda: tested(flags, images, cropped=seed if flags.published else None),
+    )  # fmt: skip
 
 
 def tested(
@@ -323,14 +315,12 @@ def report(flags: CatsDogs, images: nets.data.Images, results: Results) -> str:
     )
     if flags.dataset == "digits":  # they have no published values
         main_table = networks.unpublished(main_table)
-    return "\n\n".join(
-        (
-            lead,
-            study.markdown_table(main_table),
-            "The same networks, tested on whole pictures and with the augmentation of training:",
-            study.markdown_table(crops),
-        )
-    )
+    return "\n\n".join((
+        lead,
+        study.markdown_table(main_table),
+        "The same networks, tested on whole pictures and with the augmentation of training:",
+        study.markdown_table(crops),
+    ))  # fmt: skip
 
 
 EXPERIMENT = networks.Experiment(

@@ -134,19 +134,11 @@ def plan(flags: MnistVit, images: nets.data.Images, name: str, seed: int) -> Run
     boundaries = tuple(epoch * round(flags.epochs * k / 45) for k in (35, 41))
     schedule = nets.train.StepDecay((5e-4, 5e-5, 5e-6), boundaries)
     lam = flags.lam if name == "continuous" else 0.0
-    team = nets.train.process_group(flags.device)
-
-    def evaluate(model: torch.nn.Module) -> dict[str, float]:
-        tests = batches(normalised(images), images.test_labels)
-        return ott.classified(model, tests, team.device, team)
-
-    return Run(
-        network(flags, name, images, seed),
-        nets.train.objective(torch.nn.functional.cross_entropy, lam),
-        source,
-        ott.per_epoch(flags, seed, epoch, schedule, checkpoints=5),
-        evaluate,
-    )
+    return ott.training(
+        flags, seed, network(flags, name, images, seed),
+        nets.train.objective(torch.nn.functional.cross_entropy, lam), source, schedule,
+        lambda: batches(normalised(images), images.test_labels), checkpoints=5,
+    )  # fmt: skip
 
 
 def normalised(images: nets.data.Images, pixels: torch.Tensor | None = None) -> torch.Tensor:

@@ -234,20 +234,13 @@ def plan(flags: PointClouds, data: Data, model: ott.Model, seed: int) -> Run:
         batch=flags.batch, points=flags.points, seed=seed, fixed_subset=flags.published,
         augment=nets.data.RandomPoses(seed=seed) if flags.dataset == "modelnet40" else None,
     )  # fmt: skip
-    epoch = source.per_epoch
-    schedule = nets.train.StepDecay((flags.rate, flags.rate / 10), (3 * flags.epochs // 4 * epoch,))
-    team = nets.train.process_group(flags.device)
-
-    def evaluate(net: torch.nn.Module) -> dict[str, float]:
-        return ott.classified(net, data.tests(), team.device, team)
-
-    return Run(
-        network(flags, model, data.clouds, seed),
-        nets.train.objective(torch.nn.functional.cross_entropy, model.lam),
-        source,
-        ott.per_epoch(flags, seed, epoch, schedule),
-        evaluate,
-    )
+    falls = 3 * flags.epochs // 4 * source.per_epoch
+    schedule = nets.train.StepDecay((flags.rate, flags.rate / 10), (falls,))
+    return ott.training(
+        flags, seed, network(flags, model, data.clouds, seed),
+        nets.train.objective(torch.nn.functional.cross_entropy, model.lam), source, schedule,
+        data.tests,
+    )  # fmt: skip
 
 
 # What was learnt
@@ -403,14 +396,12 @@ def report(flags: PointClouds, data: Data, results: Results) -> str:
     removed = ott.PUBLISHED["Table 3, points"]["accuracy"]
     if flags.dataset != "modelnet40":  # other clouds have no published values
         main_table, removed = networks.unpublished(main_table), {}
-    return "\n\n".join(
-        (
-            text,
-            study.markdown_table(main_table),
-            ott.by_level(results, "dropped", "share of points removed", DROPPED, removed),
-            ott.by_level(results, "rotated", "rotated by (degrees)", ROTATED, {}),
-        )
-    )
+    return "\n\n".join((
+        text,
+        study.markdown_table(main_table),
+        ott.by_level(results, "dropped", "share of points removed", DROPPED, removed),
+        ott.by_level(results, "rotated", "rotated by (degrees)", ROTATED, {}),
+    ))  # fmt: skip
 
 
 def figures(flags: PointClouds, results: Results) -> dict[str, study.Figure]:

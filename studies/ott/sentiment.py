@@ -244,25 +244,14 @@ def plan(flags: Sentiment, splits: Splits, model: Model, seed: int) -> Run:
 
     data = splits.of(seed)
     source = batches(flags, data, seed)
-    epoch = source.per_epoch
-    schedule = nets.train.StepDecay(
-        (flags.rate, flags.rate / 10), (epoch * round(flags.epochs * 12 / 15),)
-    )
-    team = nets.train.process_group(flags.device)
-    tests = batches(flags, data, seed, test=True)
-
-    def evaluate(net: torch.nn.Module) -> dict[str, float]:
-        return ott.classified(net, tests.evaluation(), team.device, team)
-
-    return Run(
-        network(flags, model, data.vocabulary, seed),
-        nets.train.objective(
-            twice if flags.published else torch.nn.functional.cross_entropy, model.lam
-        ),
-        source,
-        ott.per_epoch(flags, seed, epoch, schedule),
-        evaluate,
-    )
+    falls = source.per_epoch * round(flags.epochs * 12 / 15)
+    schedule = nets.train.StepDecay((flags.rate, flags.rate / 10), (falls,))
+    loss = twice if flags.published else torch.nn.functional.cross_entropy
+    return ott.training(
+        flags, seed, network(flags, model, data.vocabulary, seed),
+        nets.train.objective(loss, model.lam), source, schedule,
+        batches(flags, data, seed, test=True).evaluation,
+    )  # fmt: skip
 
 
 # What was learnt

@@ -300,15 +300,13 @@ def report(flags: ShakespeareGpt, text: nets.data.Text, results: Results) -> str
             " The baseline does not overfit here: its test loss is lowest at the end. The "
             "published gain is one of avoided overfitting, which this set-up cannot show."
         )
-    return "\n\n".join(
-        (
-            lead,
-            study.markdown_table(main_table),
-            "Test loss with characters of the test text replaced at random, inputs and targets:",
-            ott.by_level(results, "replaced", "replaced", REPLACED, replaced, ".3f", unit=""),
-            texts.scored(flags, results, scores),
-        )
-    )
+    return "\n\n".join((
+        lead,
+        study.markdown_table(main_table),
+        "Test loss with characters of the test text replaced at random, inputs and targets:",
+        ott.by_level(results, "replaced", "replaced", REPLACED, replaced, ".3f", unit=""),
+        texts.scored(flags, results, scores),
+    ))  # fmt: skip
 
 
 def figures(flags: ShakespeareGpt, results: Results) -> dict[str, study.Figure]:

@@ -13,14 +13,15 @@ import xarray as xr
 
 from wflow.study.frame import Verdict
 
-STUDIES = Path(__file__).resolve().parents[1] / "studies"
-FILES = {file.stem: file for file in STUDIES.glob("**/*.py")}  # with the parts of studies
-NAMES = sorted(name for name in FILES if not name.startswith("_"))
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = sorted(ROOT.glob("studies/**/*.py"))  # with the parts of studies
+NAMES = sorted(file.stem for file in SCRIPTS if not file.stem.startswith("_"))
+FILES = {file.stem: file for file in (*SCRIPTS, *ROOT.glob("docs/_ext/*.py"))}
 VERDICTS = get_args(Verdict)
 OF_NETWORKS = {"cats_dogs", "mnist_vit", "nanogpt_sizes", "point_clouds", "pontryagin_gpt",
                "pontryagin_resnet", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "sentiment",
                "shakespeare_gpt", "shakespeare_words", "trained_heads", "web_text"}  # fmt: skip
-sys.path[:0] = sorted({str(file.parent) for file in FILES.values()})  # as Python does for a script
+sys.path[:0] = sorted({str(file.parent) for file in SCRIPTS})  # as Python does for a script
 
 
 def script(name: str) -> ModuleType:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripts import FILES, NAMES, OF_NETWORKS, call
+from scripts import NAMES, OF_NETWORKS, SCRIPTS, call
 
 import wflow
 from wflow import InputError
@@ -50,7 +50,7 @@ def test_list_names_every_study_with_what_it_is_about(capsys) -> None:
     lines = dict(line.split(maxsplit=1) for line in listed if line.startswith("  "))
     assert sorted(lines) == NAMES and all(len(text) > 20 for text in lines.values())
     subjects = [line for line in listed if not line.startswith("  ")]
-    assert len(subjects) == len({file.parent for file in FILES.values()})
+    assert len(subjects) == len({file.parent for file in SCRIPTS})
     assert lines["ou_heads"].startswith("Ornstein-Uhlenbeck heads: ")
 
 

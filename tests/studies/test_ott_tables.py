@@ -13,7 +13,7 @@ from scripts import script
 
 from wflow import InputError
 
-maker = script("_ott_tables")
+maker = script("ott_tables")
 CAPTION = "Preset {}; data: pictures; CPU, float32; 2 seeds; 7 s of training in all."
 
 
@@ -117,12 +117,12 @@ def test_scores_that_no_model_has_are_missing_and_not_diverged(tmp_path):
 
 def test_the_command_writes_the_page(tmp_path, monkeypatch, capsys):
     out = tmp_path / "tables.md"
-    monkeypatch.setattr(sys, "argv", ["_ott_tables.py", str(tmp_path), "--out", str(out)])
+    monkeypatch.setattr(sys, "argv", ["ott_tables.py", str(tmp_path), "--out", str(out)])
     maker.main()
     assert "wrote" in capsys.readouterr().out
-    command = "# The tables of [OTT]\n\n    python studies/ott/_ott_tables.py"
+    command = "# The tables of [OTT]\n\n    python docs/_ext/ott_tables.py"
     assert out.read_text().startswith(command)
-    monkeypatch.setattr(sys, "argv", ["_ott_tables.py", str(tmp_path / "none"), "--out", str(out)])
+    monkeypatch.setattr(sys, "argv", ["ott_tables.py", str(tmp_path / "none"), "--out", str(out)])
     with pytest.raises(InputError, match="folder"):
         maker.main()
 

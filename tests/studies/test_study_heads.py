@@ -63,11 +63,11 @@ def test_the_published_figures_are_made_of_both_folders(
     tmp_path, monkeypatch, run_study, undrawn
 ) -> None:
     folders = [str(run_study(name, *TINY, "--paths", "2", to=name).out) for name in KINDS]
-    call("_published_heads", monkeypatch, *folders, "--out", str(tmp_path / "made"))
+    call("published_heads", monkeypatch, *folders, "--out", str(tmp_path / "made"))
     files = sorted((tmp_path / "made").iterdir())
     assert len(files) == 4 and all(file.read_bytes()[1:4] == b"PNG" for file in files)
     with pytest.raises(InputError, match="made: expected the folder"):
-        call("_published_heads", monkeypatch, folders[0], str(tmp_path / "made"), "--out", "more")
+        call("published_heads", monkeypatch, folders[0], str(tmp_path / "made"), "--out", "more")
 
 
 def test_without_stored_heads_there_are_no_parts(run_study, undrawn) -> None:

@@ -4,7 +4,7 @@ Every folder below the given ones that holds the summary of a study of [OTT] is 
 the preset smoke are left out. A row has the published number, ours, and whether ours lies on the
 same side of the baseline by more than the spread over seeds.
 
-    python studies/ott/_ott_tables.py results --out docs/results/ott_tables.md
+    python docs/_ext/ott_tables.py results --out docs/results/ott_tables.md
 
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from wflow import InputError, study
+from wflow._core.files import opened, read_json, replace_file
+from wflow.cli import script
+from wflow.study import networks
+from wflow.study.frame import AT_THIS_SIZE
+from wflow.study.texts import SCORES
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "studies" / "ott"))
+
 from _ott import PUBLISHED
 from cats_dogs import CatsDogs
 from mnist_vit import LEVELS, MnistVit
@@ -29,13 +40,6 @@ from sentiment import Sentiment
 from shakespeare_gpt import REPLACED, ShakespeareGpt
 from shakespeare_words import ShakespeareWords
 from web_text import WebText
-
-from wflow import InputError, study
-from wflow._core.files import opened, read_json, replace_file
-from wflow.cli import script
-from wflow.study import networks
-from wflow.study.frame import AT_THIS_SIZE
-from wflow.study.texts import SCORES
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -417,7 +421,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the page that is written")
     given = parser.parse_args()
     names = " ".join(map(str, given.folders))
-    command = f"python studies/ott/_ott_tables.py {names} --out {given.out}"
+    command = f"python docs/_ext/ott_tables.py {names} --out {given.out}"
     text = page(found(given.folders), command)
     replace_file(given.out, lambda draft: draft.write_text(text, encoding="utf-8"))
     print(f"wrote {given.out}")

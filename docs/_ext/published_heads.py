@@ -3,7 +3,7 @@
 The folders are those of `ou_heads` and of `oscillating_heads` with `--preset published`, for tokens
 of one dimension. The last figure has the panels of figures 2 and 3 side by side.
 
-    python studies/_published_heads.py results/ou_heads results/oscillating_heads --out figures
+    python docs/_ext/published_heads.py results/ou_heads results/oscillating_heads --out figures
 
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, section 6.
 """

@@ -53,9 +53,7 @@ def numeric_gradient(f, x: np.ndarray, step: float = 1e-5) -> np.ndarray:
     ("clouds", "n", "d", "heads", "norm"),
     [(1, 1, 2, 1, 1), (3, 7, 3, 2, 2), (2, 20, 4, 5, 4), (1, 40, 3, 2, 63)],
 )
-def test_weighted_sums_equal_the_plain_ones_up_to_the_largest_scores(
-    clouds, n, d, heads, norm
-) -> None:
+def test_weighted_sums_equal_the_plain_ones_up_to_the_largest_scores(clouds, n, d, heads, norm):
     rng, error = np.random.default_rng(n), 1e-12 if norm == 63 else 1e-13
     x, D, c = unit(rng, clouds, n, d), symmetric(rng, clouds, heads, d, d), rng.random((clouds, n))
     D *= norm / np.abs(np.linalg.eigvalsh(D)).max()

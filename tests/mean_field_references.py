@@ -17,6 +17,10 @@ def start(x: np.ndarray) -> np.ndarray:
     return np.exp(x[:, 0] + 0.5 * x[:, 1])
 
 
+def last(run: Any) -> np.ndarray:
+    return run.density[0, -1].values
+
+
 def velocity_factor(flow: str, s: float, m: np.ndarray, slopes: np.ndarray) -> np.ndarray:
     """s V from mobilities and their derivatives, (heads, n)."""
     if flow == "softmax":

@@ -13,6 +13,7 @@ from mean_field_references import (
     FLOWS,
     at_centres,
     fourier,
+    last,
     legendre,
     start,
 )
@@ -20,8 +21,8 @@ from scipy.integrate import solve_ivp
 
 import wflow
 from wflow import meanfield
-from wflow.heads import Frozen, Oscillating
-from wflow.meanfield import Circle, Sphere
+from wflow.heads import Frozen, HeadLaw, Oscillating
+from wflow.meanfield import Circle, Fourier, Sphere
 
 EVERY = [(flow, direction) for flow in FLOWS for direction in DIRECTIONS]
 SAVE = wflow.SaveAt(budget=False, every=100)
@@ -29,8 +30,16 @@ AXIAL = np.array([[0.5, 1.5], [-0.4, 1.0]])  # diag(a, a, c)
 
 
 def solved(density: Any, mesh: Any, D: np.ndarray, t: float, **options: Any) -> np.ndarray:
-    run = meanfield.solve(density, Frozen(), mesh=mesh, heads=D, t_final=t, save=SAVE, **options)
-    return run.density[0, -1].values
+    law = options.pop("law", Frozen())
+    return last(meanfield.solve(density, law, mesh=mesh, heads=D, t_final=t, save=SAVE, **options))
+
+
+def errors_of(exact: Any, meshes: Any, *problem: Any, **options: Any) -> list[float]:
+    """Integrals of the error at the end; exact: a function of the mesh."""
+    return [
+        mesh.integrate(np.abs(solved(problem[0], mesh, *problem[1:], **options) - exact(mesh)))
+        for mesh in meshes
+    ]
 
 
 def ratios(errors: list[float], *what: Any) -> np.ndarray:
@@ -39,69 +48,101 @@ def ratios(errors: list[float], *what: Any) -> np.ndarray:
     return found
 
 
-# Smooth densities
-# ----------------
+def on_the_circle(flow, direction, kappa, *, t=0.25, sizes=(64, 128), **options):
+    exact = fourier_once(flow, direction, kappa, t)
+    options |= {"flow": flow, "direction": direction, "kappa": kappa}
+    meshes, problem = map(Circle, sizes), (start, CIRCLE_HEADS, t)
+    errors = errors_of(lambda mesh: at_centres(exact, mesh), meshes, *problem, **options)
+    return ratios(errors, "circle", options), errors
 
 
 @lru_cache
-def exact_on_the_circle(flow: str, direction: str, kappa: float) -> Any:
-    return fourier(flow, direction, kappa, 0.25, lambda t: CIRCLE_HEADS)
+def fourier_once(flow: str, direction: str, kappa: float, t: float) -> Any:
+    return fourier(flow, direction, kappa, t, lambda t: CIRCLE_HEADS)
 
 
-def on_the_circle(flow: Any, direction: Any, kappa: float, reconstruct: bool) -> np.ndarray:
-    exact = exact_on_the_circle(flow, direction, kappa)
-    errors = []
-    for cells in (64, 128):
-        mesh = Circle(cells)
-        found = solved(
-            start, mesh, CIRCLE_HEADS, 0.25, flow=flow, direction=direction, kappa=kappa,
-            reconstruct=reconstruct,
-        )  # fmt: skip
-        errors.append(mesh.integrate(np.abs(found - at_centres(exact, mesh))))
-    return ratios(errors, "circle", flow, direction, kappa, reconstruct)
+@pytest.mark.parametrize(("flow", "direction"), EVERY)
+def test_second_order_on_the_circle_with_diffusion(flow: str, direction: str) -> None:
+    found, errors = on_the_circle(flow, direction, 0.1, t=0.5, sizes=(32, 64))
+    assert errors[1] < 5e-3 and 3.6 < found[0] < 4.4
 
 
 def test_reconstruction_has_second_order_on_the_circle_and_upwind_fluxes_first(cases: Any) -> None:
     for flow, direction in EVERY[: cases(1, 6)]:
         for kappa in (0.0, 0.005):
-            assert on_the_circle(flow, direction, kappa, True)[0] > 3.2
-        assert 1.7 < on_the_circle(flow, direction, 0.0, False)[0] < 2.4
+            assert on_the_circle(flow, direction, kappa, reconstruct=True)[0][0] > 3.2
+        upwind, _ = on_the_circle(flow, direction, 0.0, reconstruct=False)
+        assert 1.7 < upwind[0] < 2.4
 
 
-def on_the_sphere(flow: Any, direction: Any, kappa: float, sizes: Any, reconstruct: Any) -> Any:
-    exact = legendre(flow, direction, kappa, 0.15, AXIAL, np.exp)
-    D = np.array([np.diag([a, a, c]) for a, c in AXIAL])
-    errors = []
-    for cells in sizes:
-        mesh = Sphere(cells)
-        found = solved(
-            lambda x: np.exp(x[:, 2]), mesh, D, 0.15, flow=flow, direction=direction, kappa=kappa,
-            reconstruct=reconstruct,
-        )  # fmt: skip
-        errors.append(mesh.integrate(np.abs(found - exact(mesh.centres))))
-    return ratios(errors, "sphere", flow, direction, kappa, reconstruct)
+def on_the_sphere(flow, direction, kappa, sizes, *, t=0.15, **options):
+    exact = legendre(flow, direction, kappa, t, AXIAL, np.exp)
+    options |= {"flow": flow, "direction": direction, "kappa": kappa}
+    problem = lambda x: np.exp(x[:, 2]), np.array([np.diag([a, a, c]) for a, c in AXIAL]), t
+    errors = errors_of(lambda mesh: exact(mesh.centres), map(Sphere, sizes), *problem, **options)
+    return ratios(errors, "sphere", options), errors
 
 
 def test_second_order_on_the_sphere(cases: Any) -> None:
     sizes = cases((162, 642), (162, 642, 2562))
+    for flow, direction in cases([EVERY[k] for k in (1, 2, 5)], EVERY):
+        diffusive, errors = on_the_sphere(flow, direction, 0.1, sizes, t=0.3)
+        assert errors[1] < 1e-2 and (diffusive > 3.3).all() and (diffusive < cases(4.6, 4.8)).all()
     for flow, direction in EVERY[: cases(1, 6)]:
-        if len(sizes) > 2:  # three flows in test_mean_field.py
-            diffusive = on_the_sphere(flow, direction, 0.1, sizes, None)
-            assert (diffusive > 3.3).all() and (diffusive < 4.8).all()
         # The middle of a face is not midway between its centres: the order rises to two slowly.
-        without = on_the_sphere(flow, direction, 0.0, sizes, True)
+        without, _ = on_the_sphere(flow, direction, 0.0, sizes, reconstruct=True)
         assert without[0] > 2.7
         assert len(without) == 1 or without[1] > max(3.0, 0.98 * without[0])
 
 
+def test_rotating_heads_turn_the_solution_with_them() -> None:
+    turn = np.array([[0.0, -1.0], [1.0, 0.0]])
+    speed = 2.0
+
+    def heads(t: float) -> np.ndarray:
+        c, s = math.cos(speed * t), math.sin(speed * t)
+        R = np.array([[c, -s], [s, c]])
+        return R @ CIRCLE_HEADS @ R.T
+
+    law = HeadLaw(lambda D, t: speed * (turn @ D - D @ turn))
+    exact = fourier("softmax", "ascent", 0.1, 0.5, heads)
+    errors = errors_of(
+        lambda mesh: at_centres(exact, mesh), (Circle(32), Circle(64)), start, CIRCLE_HEADS, 0.5,
+        law=law, kappa=0.1, direction="ascent",
+    )  # fmt: skip
+    assert 3.4 < errors[0] / errors[1] < 4.6
+
+
+VOLUMES = [("euler", 1), ("ssp2", 2), ("ssp3", 3), ("imex", 1)]
+LAWSON = [("euler", 1), ("heun", 2), ("rk4", 4)]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "kappa", "scheme", "order"),
+    [*((Circle(16), 0.05, *of) for of in VOLUMES), *((Fourier(16), 0.5, *of) for of in LAWSON)],
+)
+def test_the_order_of_every_scheme_in_time(mesh: Any, kappa: float, scheme: Any, order: int):
+    def at(steps: int, scheme: Any) -> Any:
+        return meanfield.solve(
+            start, Oscillating(2), mesh=mesh, heads=CIRCLE_HEADS / 2, t_final=0.4, dt=0.4 / steps,
+            kappa=kappa, scheme=scheme,
+        )  # fmt: skip
+
+    spectral = isinstance(mesh, Fourier)
+    exact = last(at(160, "rk4" if spectral else "ssp3"))
+    runs = [at(steps, scheme) for steps in (16, 32)]
+    ratio = np.divide(*[np.abs(last(run) - exact).max() for run in runs])
+    assert 0.7 * 2**order < ratio < 1.4 * 2**order
+    if spectral:  # finite volumes leave the error of their cells
+        residuals = [float(abs(run.edi_residual[0, -1])) for run in runs]
+        assert residuals[0] / residuals[1] > 0.7 * 2**order
+
+
 def test_the_order_of_reconstruction_rises_on_fine_spheres(cases: Any) -> None:
     sizes = cases((42, 162), (642, 2562, 10242))
-    found = on_the_sphere("softmax", "descent", 0.0, sizes, True)
+    found, _ = on_the_sphere("softmax", "descent", 0.0, sizes, reconstruct=True)
     assert found[-1] > cases(1.8, 3.3)
 
-
-# Two clusters
-# ------------
 
 BETAS = np.array([3.0, 1.0])
 
@@ -171,10 +212,6 @@ def test_clusters_on_the_sphere_follow_their_law_at_first_order(cases: Any) -> N
             assert found[-1] > cases(1.3, 1.7)
 
 
-# Rotations
-# ---------
-
-
 def test_a_turned_problem_has_the_turned_solution_at_the_order_of_the_mesh(cases: Any) -> None:
     R = np.linalg.qr(np.random.default_rng(2).normal(size=(3, 3)))[0]
     D = Oscillating(3).target(0.3, 2) / 3
@@ -191,10 +228,6 @@ def test_a_turned_problem_has_the_turned_solution_at_the_order_of_the_mesh(cases
             errors.append(mesh.integrate(np.abs(turned - there)))
         found = ratios(errors, "rotation", kappa)
         assert (found > 3.3).all() and errors[0] < 6e-3
-
-
-# Steps for which the free energy falls
-# -------------------------------------
 
 
 def bounds(mesh: Any, D: np.ndarray, density: np.ndarray, kappa: float, sign: int) -> Any:
@@ -271,9 +304,7 @@ def test_the_free_energy_may_rise_for_longer_steps() -> None:
 
 
 @pytest.mark.parametrize(("scheme", "order"), [("euler", 1), ("ssp2", 2), ("ssp3", 3)])
-def test_the_budget_closes_at_the_order_of_the_scheme_from_the_bound_of_positivity(
-    scheme: Any, order: int
-) -> None:
+def test_the_budget_closes_at_the_order_of_the_scheme_from_the_bound_of_positivity(scheme, order):
     mesh, D = Circle(24), CIRCLE_HEADS
     density = start(mesh.centres)
     positive = bounds(mesh, D, density / mesh.integrate(density), 0.1, 1)[0]

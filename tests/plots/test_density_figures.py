@@ -72,9 +72,7 @@ def test_curves_on_the_circle_are_the_densities_over_the_angle(circle: xr.Datase
     assert circle.wflow.plot("density").axes[0].get_xlabel() == r"Angle $\theta$"
 
 
-def test_animations_of_densities_are_written(
-    sphere: xr.Dataset, circle: xr.Dataset, tmp_path: Path
-) -> None:
+def test_animations_of_densities_are_written(sphere, circle, tmp_path):
     for name, run in (("sphere", sphere), ("circle", circle)):
         file = tmp_path / f"{name}.gif"
         plots.animate(run, file, dpi=40)
@@ -100,18 +98,6 @@ def test_a_run_of_densities_has_its_figures_report_and_description(tmp_path: Pat
         names = [each.name for each in plots.plot_run(run, tmp_path / "figures")]
     assert "run_density_mean.png" in names
     assert "degree 12, 37 nodes" in dict(describe(solved(meanfield.Fourier(12))))["density"]
-
-
-def test_files_of_several_starts_and_without_a_budget_open(tmp_path: Path) -> None:
-    starts = np.random.default_rng(0).random((2, 8)) + 1
-    for k, options in enumerate(({"paths": 2}, {"save": wflow.SaveAt(budget=False)})):
-        file = tmp_path / f"{k}.h5"
-        meanfield.solve(
-            starts if k == 0 else starts[0], wflow.heads.Frozen(), mesh=meanfield.Circle(8),
-            heads=2, t_final=0.1, dt=0.01, out=file, **options,
-        ).close()  # fmt: skip
-        with wflow.open(file) as run:
-            assert run.sizes["cell"] == 8
 
 
 def test_densities_that_are_not_there_are_named(sphere: xr.Dataset) -> None:

@@ -14,7 +14,7 @@ from test_metric import numeric_gradient
 from twin import symmetric, unit
 
 import wflow
-from wflow import BlowUpError, InputError, heads, jko
+from wflow import BlowUpError, heads, jko
 from wflow.heads.process import head_path
 from wflow.sphere import normalise
 from wflow.transport import W2, Metric, Weighted
@@ -23,6 +23,7 @@ from wflow.transport.jko import StepProblem
 QUICK = settings(max_examples=12, deadline=None)
 SEEDS = st.integers(0, 10_000)
 METRICS = pytest.mark.parametrize("metric", ["w2", "weighted"])
+BOTH_WAYS = pytest.mark.parametrize("direction", ["descent", "ascent"])
 FLOW = {"w2": "unnormalised", "weighted": "effective"}
 E = np.eye(3)[2]
 SIGN = {"descent": 1.0, "ascent": -1.0}
@@ -77,15 +78,12 @@ def problem(seed: int, n: int = 10, d: int = 3, count: int = 3, size: float = 0.
     return unit(rng, n, d), size * symmetric(rng, count, d, d)
 
 
-# One step.
-
-
 @pytest.mark.parametrize(
     "metric",
     [W2(), Weighted(3), Along(E, 2.0, 3), Chordal(), Masses(np.arange(1.0, 5.0))],
     ids=lambda metric: type(metric).__name__,
 )
-@pytest.mark.parametrize("direction", ["descent", "ascent"])
+@BOTH_WAYS
 def test_gradient_of_the_functional_is_that_of_finite_differences(metric, direction) -> None:
     x, D = problem(1, n=4)
     functional = StepProblem(x, D, metric, SIGN[direction])._objective(0.2)
@@ -117,7 +115,7 @@ def test_energy_never_moves_the_wrong_way(metric, seed, tau, count, d, direction
 
 
 @METRICS
-@pytest.mark.parametrize("direction", ["descent", "ascent"])
+@BOTH_WAYS
 def test_step_solves_its_euler_lagrange_equation(metric, direction) -> None:
     # W₂: log_y(x) = s tau gbar(y). W_b: the same functional, minimised by another program.
     x, D = problem(2, n=6)
@@ -144,7 +142,7 @@ def test_step_solves_its_euler_lagrange_equation(metric, direction) -> None:
 
 
 @METRICS
-@pytest.mark.parametrize("direction", ["descent", "ascent"])
+@BOTH_WAYS
 def test_one_step_agrees_with_the_explicit_flow_to_second_order(metric, direction) -> None:
     x, D = problem(3, n=12)
     v = wflow.velocity(x, D, flow=FLOW[metric], direction=direction)
@@ -238,11 +236,11 @@ def test_tokens_are_exchanged_where_the_metric_allows_it() -> None:
     assert not masses.reassign(np.stack([x, y[swapped]]), b * masses.masses)[1]
 
 
-# The energy identity.
+CUSTOM = [Along(E, 3.0), Along(E, 3.0, segments=4), Chordal(), Masses(np.linspace(1.0, 3.0, 8))]
 
 
-@METRICS
-@pytest.mark.parametrize("direction", ["descent", "ascent"])
+@pytest.mark.parametrize("metric", ["w2", "weighted", *CUSTOM])
+@BOTH_WAYS
 def test_de_giorgi_identity_closes_to_the_quadrature(metric, direction) -> None:
     x, D = problem(8, n=8)
     terms = jko.energy_inequality(x, D, 0.05, metric=metric, direction=direction, nodes=6)
@@ -252,6 +250,7 @@ def test_de_giorgi_identity_closes_to_the_quadrature(metric, direction) -> None:
     fall = terms.energy_before - terms.energy_after
     assert fall == pytest.approx(total + terms.gap, abs=1e-13)
     assert terms.plain_gap == pytest.approx(terms.interpolation_term, rel=1e-7)
+    assert terms.slope_term == pytest.approx(terms.interpolation_term, rel=5e-3)
 
 
 @METRICS
@@ -277,27 +276,31 @@ def test_variational_interpolation_ends_at_the_step_and_begins_at_the_start(metr
     assert np.sqrt(distances[0]) < 1e-3
 
 
-# Whole paths.
+@pytest.mark.parametrize(
+    ("metric", "count"),
+    [("w2", 1), ("w2", 4), ("weighted", 1), ("weighted", 4), (Along(E, 3.0), 3)],
+)
+@BOTH_WAYS
+def test_minimizing_movements_converge_to_their_flow_at_first_order(metric, count, direction):
+    x, D = problem(12, n=8, count=count)
+    flow, steps = FLOW.get(metric, "unnormalised"), 400
+    options = {"heads": D, "t_final": 0.4, "metric": metric, "direction": direction}
 
+    def velocity(x: np.ndarray) -> np.ndarray:
+        v = wflow.velocity(x, D, flow=flow, direction=direction)
+        return v if metric in FLOW else v / (1 + 3 * (x @ E) ** 2)[:, None]
 
-@METRICS
-@pytest.mark.parametrize("count", [1, 4])
-def test_minimizing_movements_converge_to_their_flow_at_first_order(metric, count) -> None:
-    x, D = problem(12, count=count)
-    fine = wflow.solve(x, heads.Frozen(), heads=D, t_final=0.4, dt=0.01, flow=FLOW[metric],
-                       scheme="rk4")["tokens"].values[0, -1]  # fmt: skip
+    y, h = x, 0.4 / steps
+    for _ in range(steps):
+        y = normalise(y + h * velocity(normalise(y + h / 2 * velocity(y))))
     errors = []
     for tau in (0.02, 0.01):
-        run = jko.minimizing_movements(
-            x, heads.Frozen(), heads=D, t_final=0.4, tau=tau, metric=metric
-        )
-        assert run["converged"].all() and run.attrs["gradient_flow"] == FLOW[metric]
-        assert np.all(np.diff(run["energy"]) <= 0) and (run["inequality_gap"] >= -1e-14).all()
-        errors.append(np.sqrt(((run["tokens"].values[-1] - fine) ** 2).sum(axis=1).mean()))
+        run = jko.minimizing_movements(x, heads.Frozen(), tau=tau, **options)
+        assert run["converged"].all() and run.attrs["gradient_flow"] == FLOW.get(metric, "s gbar/b")
+        assert np.all(SIGN[direction] * np.diff(run["energy"]) <= 0)
+        assert (run["inequality_gap"] >= -1e-14).all()
+        errors.append(np.sqrt(((run["tokens"].values[-1] - y) ** 2).sum(axis=1).mean()))
     assert errors[0] / errors[1] == pytest.approx(2, abs=0.15)
-
-
-# Metric objects.
 
 
 @pytest.mark.parametrize(
@@ -311,44 +314,6 @@ def test_names_of_metrics_are_their_objects(name, metric, segments) -> None:
     assert given.equals(named)
     config = json.loads(given.attrs["config"])
     assert config["metric"] == given.attrs["metric"] == name and config["segments"] == segments
-
-
-@pytest.mark.parametrize("direction", ["descent", "ascent"])
-def test_custom_metric_leads_to_its_gradient_flow_at_first_order(direction) -> None:
-    x, D = problem(18, n=8)
-    metric, steps, t_final = Along(E, 3.0), 400, 0.4
-
-    def velocity(x: np.ndarray) -> np.ndarray:
-        v = wflow.velocity(x, D, flow="unnormalised", direction=direction)
-        return v / (1 + 3 * (x @ E) ** 2)[:, None]
-
-    y, h = x, t_final / steps
-    for _ in range(steps):
-        y = normalise(y + h * velocity(normalise(y + h / 2 * velocity(y))))
-    errors = []
-    for tau in (0.02, 0.01):
-        run = jko.minimizing_movements(
-            x, heads.Frozen(), heads=D, t_final=t_final, tau=tau, metric=metric,
-            direction=direction,
-        )  # fmt: skip
-        assert run["converged"].all() and (run["inequality_gap"] >= -1e-14).all()
-        assert np.all(SIGN[direction] * np.diff(run["energy"]) <= 0)
-        errors.append(np.abs(run["tokens"].values[-1] - y).max())
-    assert errors[0] / errors[1] == pytest.approx(2, abs=0.15)
-
-
-@pytest.mark.parametrize(
-    "metric",
-    [Along(E, 3.0), Along(E, 3.0, segments=4), Chordal(), Masses(np.linspace(1.0, 3.0, 8))],
-    ids=["path of one segment", "path of four", "chords", "masses"],
-)
-def test_energy_identity_closes_in_custom_metrics(metric) -> None:
-    x, D = problem(19, n=8)
-    terms = jko.energy_inequality(x, D, 0.05, metric=metric, nodes=6)
-    assert terms.converged
-    total = terms.distance_term + terms.interpolation_term
-    assert abs(terms.gap) < 1e-9 * total
-    assert terms.slope_term == pytest.approx(terms.interpolation_term, rel=5e-3)
 
 
 def test_configuration_identifies_a_custom_metric_by_its_code_and_data() -> None:
@@ -429,11 +394,8 @@ def test_noisy_heads_give_the_same_path_as_an_explicit_run_to_first_order() -> N
     assert gaps[1] < 0.7 * gaps[0] < 0.05, gaps
 
 
-def test_law_that_lies_about_symmetry_or_runs_away_is_found_out() -> None:
-    one = {"heads": np.eye(3)[None], "d": 3}
-    with pytest.raises(InputError, match="asymmetric"):
-        lie = heads.HeadLaw(lambda D, t: np.triu(np.ones((3, 3))))
-        list(head_path(lie, **one, t_final=1.0, dt=0.1))
+def test_law_that_runs_away_is_found_out() -> None:
     grow = heads.HeadLaw(lambda D, t: np.minimum(1e300 * np.abs(D) + 1e300, 1e308))
+    path = head_path(grow, heads=np.eye(3)[None], d=3, t_final=100.0, dt=10.0)
     with np.errstate(over="ignore", invalid="ignore"), pytest.raises(BlowUpError, match="finite"):
-        list(head_path(grow, **one, t_final=100.0, dt=10.0))
+        list(path)

@@ -154,9 +154,7 @@ def test_a_changed_file_fails(act, failed, whole, tmp_path) -> None:
     assert all(any(name.startswith(start) for name in names) for start in failed), names
 
 
-def test_files_that_lack_a_variable_or_have_another_configuration_are_refused(
-    whole, tmp_path
-) -> None:
+def test_files_that_lack_a_variable_or_have_another_configuration_are_refused(whole, tmp_path):
     def cut(file):
         del file["recouplings"]
 

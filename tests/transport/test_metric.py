@@ -14,13 +14,7 @@ import wflow
 from wflow import metric
 from wflow.sphere import normalise
 from wflow.sphere.geodesics import angles, geodesics, logarithm, refined, spring_solver
-from wflow.transport.metric import (
-    Weighted,
-    action_and_gradient,
-    discrete_action,
-    mobilities,
-    recouple,
-)
+from wflow.transport import Weighted
 from wflow.transport.minimise import minimise
 from wflow.transport.mobility import weighted_sums
 
@@ -55,16 +49,11 @@ def numeric_gradient(f, x: np.ndarray, step: float = 1e-5) -> np.ndarray:
     return gradient
 
 
-# The compiled sums.
-
-
 @pytest.mark.parametrize(
     ("clouds", "n", "d", "heads", "norm"),
     [(1, 1, 2, 1, 1), (3, 7, 3, 2, 2), (2, 20, 4, 5, 4), (1, 40, 3, 2, 63)],
 )
-def test_weighted_sums_equal_the_plain_ones_up_to_the_largest_scores(
-    clouds, n, d, heads, norm
-) -> None:
+def test_weighted_sums_equal_the_plain_ones_up_to_the_largest_scores(clouds, n, d, heads, norm):
     rng, error = np.random.default_rng(n), 1e-12 if norm == 63 else 1e-13
     x, D, c = unit(rng, clouds, n, d), symmetric(rng, clouds, heads, d, d), rng.random((clouds, n))
     D *= norm / np.abs(np.linalg.eigvalsh(D)).max()
@@ -84,25 +73,23 @@ def test_weighted_sums_equal_the_plain_ones_up_to_the_largest_scores(
 def test_gradient_of_the_action_is_that_of_finite_differences(free) -> None:
     x, y, D = problem(5, n=4)
     curve = geodesics(x, y, 4)
-    metric = Weighted()
+    weighted = Weighted()
     ends = (curve[:1], curve[:0] if free else curve[-1:])
-    b_ends = metric.mobility(np.concatenate(ends), D)
+    b_ends = weighted.mobility(np.concatenate(ends), D)
 
     def action(nodes: np.ndarray) -> tuple[float, np.ndarray]:
         path = np.concatenate([ends[0], nodes, ends[1]])
-        return action_and_gradient(metric, path, D, b_ends)
+        return metric.action_and_gradient(weighted, path, D, b_ends)
 
     nodes = curve[1:] if free else curve[1:-1]
     nodes = normalise(nodes + 0.1 * np.random.default_rng(0).normal(size=nodes.shape))
     value, gradient = action(nodes)
-    path, b = np.concatenate([ends[0], nodes, ends[1]]), mobilities(metric, nodes, D, b_ends)
-    assert value == pytest.approx(discrete_action(path, b), rel=1e-13)
+    path = np.concatenate([ends[0], nodes, ends[1]])
+    b = metric.mobilities(weighted, nodes, D, b_ends)
+    assert value == pytest.approx(metric.discrete_action(path, b), rel=1e-13)
     tangential = gradient - (gradient * nodes).sum(axis=-1, keepdims=True) * nodes
     numeric = numeric_gradient(lambda p: action(p)[0], nodes)
     assert np.abs(tangential - numeric).max() < 1e-8 * np.abs(numeric).max()
-
-
-# Geodesics and the minimiser.
 
 
 @QUICK
@@ -155,9 +142,6 @@ def test_minimiser_reaches_gradients_of_rounding_size() -> None:
     found = minimise(f, x, tolerance=1e-14, rounding=1e-14)
     assert found.converged and found.value == pytest.approx(10.0, abs=1e-14)
     assert np.abs(np.abs(found.x[:, 0]) - 1).max() < 1e-14
-
-
-# Closed forms.
 
 
 def circle(angle: float) -> np.ndarray:
@@ -258,9 +242,6 @@ def test_difference_quotients_converge_to_the_metric_derivative(flow) -> None:
     assert abs(errors[1]) < 0.02 and errors[0] / errors[1] == pytest.approx(2, abs=0.1)
 
 
-# Axioms and bounds.
-
-
 @QUICK
 @given(seed=SEEDS, n=st.integers(1, 9), d=st.integers(2, 4), heads=st.integers(1, 4))
 def test_distance_is_symmetric_and_lies_between_its_bounds(seed, n, d, heads) -> None:
@@ -307,17 +288,14 @@ def test_distance_vanishes_for_the_same_cloud_in_any_order_and_for_no_other(seed
 @given(seed=SEEDS, d=st.integers(2, 4))
 def test_distance_does_not_change_under_rotations_and_permutations(seed, d) -> None:
     x, y, D = problem(seed, n=7, d=d)
-    value = metric.weighted_distance(x, y, D, segments=4).value
-    R = special_ortho_group.rvs(d, random_state=seed)
-    turned = metric.weighted_distance(
-        normalise(x @ R.T), normalise(y @ R.T), R @ D @ R.T, segments=4
+    R, rng = special_ortho_group.rvs(d, random_state=seed), np.random.default_rng(seed)
+    given = (
+        (x, y, D),
+        (normalise(x @ R.T), normalise(y @ R.T), R @ D @ R.T),
+        (rng.permutation(x), rng.permutation(y), rng.permutation(D)),
     )
-    assert turned.value == pytest.approx(value, rel=1e-6)
-    rng = np.random.default_rng(seed)
-    shuffled = metric.weighted_distance(
-        rng.permutation(x), rng.permutation(y), rng.permutation(D), segments=4
-    )
-    assert shuffled.value == pytest.approx(value, rel=1e-6)
+    value, *others = (metric.weighted_distance(*each, segments=4).value for each in given)
+    assert others == pytest.approx([value, value], rel=1e-6)
 
 
 def test_curve_joins_the_clouds_and_its_action_is_the_square_of_the_distance() -> None:
@@ -337,11 +315,11 @@ def test_matching_again_undoes_a_bad_labelling_and_never_costs() -> None:
     x, y, D = problem(9, n=12)
     bad = geodesics(x, y[np.random.default_rng(0).permutation(12)], 4)
     b = Weighted().mobility(bad, D)
-    curve, b_new, labels = recouple(bad, b)
+    curve, b_new, labels = metric.recouple(bad, b)
     assert labels is not None and np.array_equal(curve[-1], bad[-1][labels])
-    assert discrete_action(curve, b_new) < discrete_action(bad, b)
+    assert metric.discrete_action(curve, b_new) < metric.discrete_action(bad, b)
     assert np.allclose(b_new, Weighted().mobility(curve, D), rtol=1e-13)
-    assert recouple(curve, b_new)[2] is None
+    assert metric.recouple(curve, b_new)[2] is None
 
 
 def test_antipodal_clouds_have_a_finite_distance_within_the_bounds() -> None:

@@ -43,15 +43,12 @@ def arc(angles) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
-def by_simplex(x, y, p, a=None, b=None) -> float:
-    """W_p by POT's network simplex on the geodesic distances, as a user of POT would write it."""
-    costs = transport.distance(x, y) ** p
+def by_simplex(x, y, p, a=None, b=None, cost="geodesic") -> float:
+    """W_p by POT's network simplex on the distances, as a user of POT would write it."""
+    costs = transport.distance(x, y, cost) ** p
     a = np.full(len(x), 1 / len(x)) if a is None else a
     b = np.full(len(y), 1 / len(y)) if b is None else b
     return float(load_pot().emd2(a, b, costs, numItermax=10**7)) ** (1 / p)
-
-
-# --- distances of tokens ---
 
 
 @pytest.mark.parametrize("gap", [1e-15, 1e-12, 1e-8, 1e-4, 0.1, 1.0, 3.0])
@@ -72,9 +69,6 @@ def test_chord_and_angle_of_all_pairs_belong_together(seed, n, m, d):
     assert angle.shape == chord.shape == (n, m)
     assert np.allclose(chord, 2 * np.sin(angle / 2), rtol=1e-13, atol=1e-15)
     assert np.allclose(np.cos(angle), x @ y.T, atol=1e-14)
-
-
-# --- a metric ---
 
 
 @given(SEEDS, SIZES, SIZES, SIZES, DIMS, POWERS, COSTS)
@@ -129,23 +123,17 @@ def test_grows_with_p_and_from_chord_to_angle(seed, n, m, d):
     assert values[2] <= np.pi / 2 * chord * (1 + 1e-12)
 
 
-# --- exact ---
-
-
-@given(SEEDS, SIZES, DIMS, POWERS, COSTS)
-@QUICK
+@given(SEEDS, SIZES, st.just(2) | DIMS, POWERS, COSTS)
+@settings(QUICK, max_examples=60)
 def test_equal_sizes_agree_with_simplex_and_with_linear_assignment(seed, n, d, p, cost):
     x, y = cloud(n, d, seed), cloud(n, d, seed + 1)
     costs = transport.distance(x, y, cost) ** p
-    i, j = linear_sum_assignment(costs)
-    want = costs[i, j].mean() ** (1 / p)
-    uniform = np.full(n, 1 / n)
-    pot = load_pot().emd2(uniform, uniform, costs) ** (1 / p)
+    want = costs[linear_sum_assignment(costs)].mean() ** (1 / p)
     assert transport.wasserstein(x, y, p, cost=cost, method="exact") == pytest.approx(want)
-    assert pot == pytest.approx(want)
+    assert by_simplex(x, y, p, cost=cost) == pytest.approx(want)
     s = transport.assignment(x, y, p, cost=cost)
     assert sorted(s) == list(range(n))
-    assert costs[np.arange(n), s].mean() == pytest.approx(costs[i, j].mean())
+    assert costs[np.arange(n), s].mean() ** (1 / p) == pytest.approx(want, rel=1e-12)
 
 
 @given(SEEDS, SIZES, SIZES, DIMS, POWERS)
@@ -191,9 +179,6 @@ def test_clouds_a_hundred_millionth_apart_have_their_distance():
     assert transport.w2(x, y) == pytest.approx(want, rel=1e-6)
 
 
-# --- circle ---
-
-
 @given(SEEDS, SIZES | st.just(300), SIZES, POWERS, st.booleans(), st.booleans())
 @settings(QUICK, max_examples=60)
 def test_circle_agrees_with_the_simplex(seed, n, m, p, weighted, tight):
@@ -236,9 +221,6 @@ def test_tokens_of_hardly_any_weight_do_not_mislead_the_circle(seed):
         )
         assert circle == pytest.approx(exact, rel=1e-9, abs=1e-12)
         assert sliced == pytest.approx(circle, rel=1e-9, abs=1e-12)
-
-
-# --- entropic and sliced ---
 
 
 @given(SEEDS, st.integers(2, 40), st.integers(2, 40), DIMS, st.sampled_from([1.0, 2.0]), COSTS)
@@ -327,9 +309,6 @@ def test_clouds_that_do_not_fit_in_memory_are_refused_with_an_alternative(monkey
     assert transport.w2(x, y, method="sliced", projections=10) > 0
 
 
-# --- maps ---
-
-
 def test_map_of_equal_sizes_is_the_assignment_and_otherwise_the_mean_of_the_plan():
     x, y = cloud(9, 3, 0), cloud(9, 3, 1)
     assert np.array_equal(transport.transport_map(x, y), y[transport.assignment(x, y)])
@@ -348,16 +327,6 @@ def test_assignment_on_the_circle_is_a_permutation_where_best_cuts_fill_an_inter
     assert sorted(labels) == [0, 1, 2]
     paid = transport.distance(x, y)[np.arange(3), labels].mean()
     assert paid == pytest.approx(transport.w1(x, y), rel=1e-14)
-
-
-@given(SEEDS, SIZES, POWERS)
-@QUICK
-def test_assignment_on_the_circle_costs_the_distance(seed, n, p):
-    x, y = cloud(n, 2, seed), cloud(n, 2, seed + 1)
-    labels = transport.assignment(x, y, p)
-    assert sorted(labels) == list(range(n))
-    paid = (transport.distance(x, y)[np.arange(n), labels] ** p).mean()
-    assert paid ** (1 / p) == pytest.approx(transport.wasserstein(x, y, p), rel=1e-12)
 
 
 def test_largest_power_keeps_small_distances():
@@ -390,13 +359,6 @@ def test_weights_sum_to_one_to_the_rounding_of_their_type(dtype):
     for wrong in (off, -off, np.zeros(4, dtype), off * dtype(np.nan)):
         with pytest.raises(InputError, match="weights_x"):
             transport.w2(x[:4], y, weights_x=wrong)
-
-
-def test_weights_in_double_precision_are_close_to_one():
-    x, y, given = cloud(6, 3, 0), cloud(5, 3, 1), weights(6, 0)
-    for wrong in (given * (1 + 3e-8), (given * (1 + 3e-8)).tolist(), np.longdouble(given) * 1.1):
-        with pytest.raises(InputError, match="in double precision"):
-            transport.w2(x, y, weights_x=wrong)
 
 
 def test_softmax_of_torch_is_taken_as_weights():

@@ -18,6 +18,8 @@ EYE, TWO = np.eye(3)[None], np.stack([0.3 * np.eye(3), np.diag([0.5, 0.1, -0.2])
 LOPSIDED = np.triu(np.ones((2, 3, 3)))
 QKV, FROZEN = heads.QKV(EYE, EYE, EYE), heads.Frozen()
 NOISY = heads.OrnsteinUhlenbeck(np.eye(3))
+LIE = heads.HeadLaw(lambda D, t: LOPSIDED[0])
+CLOSE = np.full(4, 0.25 * (1 + 3e-8))  # weights that no rounding of doubles explains
 
 
 class Wrong(Metric):
@@ -85,6 +87,10 @@ REFUSED = [
     (lambda: movements(x0=np.stack([X, X])), "of one path"),
     (lambda: movements(scheme="rk4", law=NOISY), "deterministic"),
     (lambda: list(head_path(FROZEN, heads=2, d=3, t_final=1, dt=0.1, every=3)), "divisor"),
+    (lambda: list(head_path(LIE, heads=EYE, d=3, t_final=1.0, dt=0.1)), "asymmetric"),
+    (lambda: transport.w2(X, Y, weights_x=CLOSE), "in double precision"),
+    (lambda: transport.w2(X, Y, weights_x=CLOSE.tolist()), "in double precision"),
+    (lambda: transport.w2(X, Y, weights_x=np.longdouble(CLOSE) + 0.1), "in double precision"),
 ]
 
 

@@ -21,15 +21,9 @@ CONFIG = {"law": {"name": "Frozen", "rate": 1.0}, "heads": 2, "seed": 3}
 
 def a_layout(**changes) -> RunLayout:
     sizes = {
-        "paths": 3,
-        "times": np.arange(6) * 0.5,
-        "snapshots": [0.0, 2.5],
-        "snapshot_paths": [0, 2],
-        "tokens": 4,
-        "axes": 3,
-        "heads": 2,
-        "save_heads": True,
-    }
+        "paths": 3, "times": np.arange(6) * 0.5, "snapshots": [0.0, 2.5], "snapshot_paths": [0, 2],
+        "tokens": 4, "axes": 3, "heads": 2, "save_heads": True,
+    }  # fmt: skip
     return RunLayout(**(sizes | changes))
 
 

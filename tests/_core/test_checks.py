@@ -10,18 +10,7 @@ import pandas as pd
 import pytest
 
 import wflow
-from wflow import (
-    InputError,
-    clusters,
-    equilibria,
-    fits,
-    jko,
-    metric,
-    stationary,
-    study,
-    tokens,
-    transport,
-)
+from wflow import InputError, clusters, equilibria, fits, jko, metric, stationary, tokens, transport
 from wflow._core import checks, memory
 from wflow.heads import OrnsteinUhlenbeck
 
@@ -44,18 +33,12 @@ def test_a_step_that_does_not_divide_the_time_gets_a_round_one_proposed(t_final,
 @pytest.mark.parametrize(
     ("strange", "message"),
     [
-        (np.ma.array(X, mask=X > 0.5), "masked entries"),
-        (X.astype(str), "text"),
-        ((X * 9).astype("M8[s]"), "dates"),
-        ((X * 9).astype("m8[s]"), "time spans"),
-        (X > 0, "booleans"),
-        (X.astype(complex), "complex"),
-        ((X > 0).astype(object), "objects"),
+        (np.ma.array(X, mask=X > 0.5), "masked entries"), ((X * 9).astype("m8[s]"), "time spans"),
+        ((X > 0).astype(object), "objects"), ([[1.0, 2.0], [1.0]], "inhomogeneous"),
         (pd.DataFrame(X).mask(X > 0.5).convert_dtypes(), "objects"),
-        ([[1.0, 2.0], [1.0]], "inhomogeneous"),
         (np.broadcast_to(0.5, (2**45, 3)), "memory"),
     ],
-)
+)  # fmt: skip
 def test_arrays_hold_real_numbers(strange, message):
     with pytest.raises(InputError, match=message):
         checks.reals(strange, "x")
@@ -76,21 +59,10 @@ def test_numbers_that_are_objects_are_the_same_numbers(form):
     assert wflow.energy(form(X), D) == wflow.energy(X, D)
 
 
-def test_whole_numbers_beyond_those_of_numpy_are_numbers_as_well():
+def test_whole_numbers_beyond_those_of_numpy_are_numbers():
     assert checks.reals([2**70, 1], "x")[0] == 2.0**70
     with pytest.raises(InputError, match="x must be"):
         checks.reals([10**400, 1], "x")
-
-
-def test_numpy_scalars_become_python_numbers_before_the_work():
-    options = {"seed": np.int64(3), "path": np.uint8(1), "segments": np.int32(1)}
-    options |= {"tolerance": np.float64(1e-6), "t_final": np.float64(0.2), "tau": np.float64(0.1)}
-    found = jko.minimizing_movements(X, LAW, heads=2, **options)
-    plain = {name: value.item() for name, value in options.items()}
-    expected = jko.minimizing_movements(X, LAW, heads=2, **plain)
-    assert found.attrs["config"] == expected.attrs["config"]
-    assert json.loads(found.attrs["config"])["seed"] == 3
-    assert found.equals(expected)
 
 
 def test_a_configuration_that_cannot_be_written_is_refused_before_the_work(monkeypatch):
@@ -104,16 +76,11 @@ def test_a_configuration_that_cannot_be_written_is_refused_before_the_work(monke
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ("", "expected a path"),
-        (".", "not a folder"),
-        ("results/", "not a folder"),
-        ("a\0b.h5", "expected a path"),
-        (7, "expected a path"),
-        ("x" * 300 + ".h5", "255"),
-        ("x/" * 2500 + "run.h5", "shorter"),
-        ("run.h5.partial", "the finished run, run.h5"),
+        ("", "expected a path"), (".", "not a folder"), ("results/", "not a folder"),
+        ("a\0b.h5", "expected a path"), (7, "expected a path"), ("x" * 300 + ".h5", "255"),
+        ("x/" * 2500 + "run.h5", "shorter"), ("run.h5.partial", "the finished run, run.h5"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("solve", [wflow.solve, wflow.distributed.solve])
 def test_the_path_of_an_output_is_checked_at_the_start(solve, out, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -193,7 +160,7 @@ def test_large_scores_that_it_can_give_numbers_or_infinity_with_a_warning(dtype)
     x, heads = X.astype(dtype), D * (0.9 / float(np.finfo(dtype).eps))
     assert np.isfinite(wflow.velocity(x, heads)).all()
     assert np.isfinite(clusters.stationarity(x, heads)).all()
-    for name in ("energy", "mobility", "upper_gradient_sq"):
+    for name in ("energy", "mobility", "dissipation", "upper_gradient_sq"):
         with pytest.warns(RuntimeWarning, match="beta = "):
             assert not np.isnan(getattr(wflow, name)(x, heads)).any()
 
@@ -268,7 +235,7 @@ def test_a_step_of_an_array_of_single_precision_can_be_resumed_by_its_decimal(tm
 def test_a_tensor_and_a_flag_of_single_precision_are_decimals_as_well():
     torch = pytest.importorskip("torch")
     assert checks.number(torch.tensor(0.1), "x") == 0.1
-    flags = study.Flags(dt=np.float32(0.1), t_final=Fraction(1, 2))
+    flags = wflow.study.Flags(dt=np.float32(0.1), t_final=Fraction(1, 2))
     flags.check()
     assert (flags.dt, flags.t_final) == (0.1, 0.5)
 
@@ -284,13 +251,11 @@ def test_times_of_single_precision_are_those_of_the_steps():
     assert run.heads.values[0, :, 0, 0, 0].tolist() == [0.0, 1.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("time", [-0.01, 1.05, 1.0001, 1e300])
-def test_a_snapshot_outside_of_the_run_is_refused_not_moved_into_it(time):
-    with pytest.raises(InputError, match="between 0 and 1"):
-        wflow.solve(X, LAW, heads=2, t_final=1, dt=0.1, save=wflow.SaveAt(snapshots=[0, time]))
-
-
-def test_a_snapshot_is_that_of_the_nearest_step_and_rounding_of_the_end_is_none_of_its_own():
+def test_a_snapshot_is_that_of_the_nearest_step_and_none_lies_outside_of_the_run():
+    options = {"heads": 2, "t_final": 1, "dt": 0.1}
     asked = [-1e-12, 0.12, 0.449, np.sum(np.full(10, 0.1)), np.nextafter(1, 2)]
-    run = wflow.solve(X, LAW, heads=2, t_final=1, dt=0.1, save=wflow.SaveAt(snapshots=asked))
+    run = wflow.solve(X, LAW, **options, save=wflow.SaveAt(snapshots=asked))
     np.testing.assert_allclose(run.snapshot, [0, 0.1, 0.4, 1])
+    for time in (-0.01, 1.05, 1.0001, 1e300):
+        with pytest.raises(InputError, match="between 0 and 1"):
+            wflow.solve(X, LAW, **options, save=wflow.SaveAt(snapshots=[0, time]))

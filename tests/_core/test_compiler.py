@@ -1,14 +1,12 @@
 """Compiled functions: constants in their types, their code on disk, the environment."""
 
 import importlib
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numba
 import pytest
+from interpreters import python
 from numba.extending import is_jitted
 
 import wflow
@@ -82,18 +80,17 @@ for d in map(int, sys.argv[1:]):
 def test_code_for_two_constants_that_two_processes_kept_is_told_apart(tmp_path: Path) -> None:
     file = tmp_path / "small.py"
     file.write_text(DIMENSIONS)
+    folders = {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(HOME.parent)}
     said = [
-        subprocess.check_output(
-            [sys.executable, file, *dimensions],
-            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(HOME.parent)},
-            text=True,
-        ).split()
+        python(file, *dimensions, **folders).stdout.split()
         for dimensions in (["2"], ["3"], ["2", "3"])
     ]
     assert said == [["2.0", "0"], ["3.0", "0"], ["2.0", "1", "3.0", "2"]]
 
 
-def test_the_environment_is_left_as_it_was_and_threads_hardly_wait_awake() -> None:
+def test_the_environment_is_left_as_it_was_and_threads_hardly_wait_awake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     code = (
         "import os; before = dict(os.environ)\n"
         "import numba\n"
@@ -106,9 +103,6 @@ def test_the_environment_is_left_as_it_was_and_threads_hardly_wait_awake() -> No
         "wflow.energy(wflow.tokens.uniform(1000, 2, seed=0), [[[1.0, 0.0], [0.0, 1.0]]])\n"
         "print(seen[0]); assert dict(os.environ) == before\n"
     )
-    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    environment = {k: v for k, v in os.environ.items() if k not in names}
-    said = subprocess.check_output(
-        [sys.executable, "-c", code], env=environment | {"NUMBA_NUM_THREADS": "2"}, text=True
-    )
-    assert said.strip() == "10000"
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    assert python("-c", code, NUMBA_NUM_THREADS="2").stdout.strip() == "10000"

@@ -1,12 +1,11 @@
 """Forks, and threads of Python: what compiled functions compute there."""
 
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from interpreters import python
 
 from wflow._core.threads import available
 
@@ -47,21 +46,13 @@ def as_tuple(value):
 """
 
 
-def run(code: str, *arguments: str, **environment: str) -> str:
+def run(code: str, **environment: str) -> str:
     """What a script prints, which two threads are offered to; it may take a minute."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")  # a file: a law is known by its source
         script.write_text(_CALLS + code)
-        done = subprocess.run(
-            [sys.executable, str(script), *arguments],
-            env=os.environ | {"NUMBA_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)} | environment,
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+        environment |= {"NUMBA_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
+        return python(script, **environment).stdout.strip()
 
 
 @pytest.mark.skipif(available() < 2, reason="one thread: none is started")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import wflow
-from wflow._core.checks import did_you_mean
 from wflow._core.extras import install, missing
 from wflow._core.fingerprint import installed
 from wflow._core.invocation import command_text, program, started_as
@@ -29,14 +28,6 @@ def test_the_command_is_what_was_typed(monkeypatch) -> None:
         assert program() == "wflow study ou_heads"
         raise RuntimeError
     assert command_text() == "/somewhere/ou_heads.py --out 'a b'" and program() is None
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [("ou-heads", "; did you mean ou_heads?"), ("ou_head", "; did you mean ou_heads?"), ("x", "")],
-)
-def test_a_hint_names_the_word_that_is_close(word, said) -> None:
-    assert did_you_mean(word, ["jko", "ou_heads"]) == said
 
 
 @pytest.mark.parametrize(("folder", "of_a_package"), [("_studies", False), ("heads", True)])

@@ -102,16 +102,16 @@ def in_a_started_process(monkeypatch) -> None:
 
 def test_paths_in_a_process_that_imports_the_script(in_a_started_process, tmp_path) -> None:
     options = {"heads": np.eye(3)[None], "t_final": 0.1, "dt": 0.05, "out": tmp_path / "run.h5"}
-    x0 = np.eye(3)
+    given = np.eye(3), wflow.heads.Frozen()
     with pytest.raises(InputError, match=r"__main__"):
-        wflow.distributed.solve(x0, wflow.heads.Frozen(), workers=1, **options)
+        wflow.distributed.solve(*given, workers=1, **options)
     with (
         pytest.raises(InputError, match="__main__"),
         study.session("trial", study.Flags(out=tmp_path / "study", workers=1)),
     ):
         pytest.fail("the block has begun")
     assert not list(tmp_path.iterdir())
-    wflow.distributed.solve(x0, wflow.heads.Frozen(), **options).close()  # starts none
+    wflow.distributed.solve(*given, **options).close()  # starts none
 
 
 def test_networks_in_a_process_that_imports_the_script(in_a_started_process, tmp_path) -> None:
@@ -121,13 +121,11 @@ def test_networks_in_a_process_that_imports_the_script(in_a_started_process, tmp
     with pytest.raises(InputError, match="__main__"):
         nets.data.prepare_text(tmp_path / "nowhere", tmp_path / "out", workers=2)
     net = nets.ControlledResNet(2, layers=2, t_final=1.0, scheme="euler", width=2)
-    x = torch.rand(4, 2)
-    method = nets.control.MSA(workers=2, iterations=1)
+    x, method = torch.rand(4, 2), nets.control.MSA(workers=2, iterations=1)
     config = nets.train.TrainConfig(steps=1, batch=4, optimizer=method, device="cpu")
     objective = nets.train.objective(torch.nn.functional.cross_entropy)
-    batches = (x, x.argmax(1))
     with pytest.raises(InputError, match="__main__"):
-        nets.train.train(net, objective, lambda step: batches, config, out=tmp_path / "out")
+        nets.train.train(net, objective, lambda _: (x, x.argmax(1)), config, out=tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 

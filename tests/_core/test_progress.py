@@ -1,5 +1,7 @@
 """Progress: few lines in logs, one output in notebooks, and a word while kernels are compiled."""
 
+import types
+
 import numba
 import pytest
 
@@ -11,13 +13,7 @@ from wflow._core.progress import COMPILING, progress
 def clock(monkeypatch):
     """A clock that moves only when a test advances it."""
 
-    class Clock:
-        now = 0.0
-
-        def monotonic(self) -> float:
-            return self.now
-
-    made = Clock()
+    made = types.SimpleNamespace(now=0.0, monotonic=lambda: made.now)
     monkeypatch.setattr(module, "time", made)
     return made
 

@@ -1,5 +1,6 @@
 """Signals that arrive where Python drops what a handler raises."""
 
+import contextlib
 import os
 import pickle
 import signal
@@ -45,11 +46,9 @@ def in_a_callback_of_a_weak_reference() -> None:
 
 
 def swallowed_by_a_library() -> None:
-    try:
+    with contextlib.suppress(BaseException):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1)
-    except BaseException:
-        pass
 
 
 def wait() -> None:

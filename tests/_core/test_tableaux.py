@@ -1,5 +1,6 @@
 """The Butcher tableaux: consistency, order conditions, what each scheme admits, custom schemes."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -50,35 +51,22 @@ def test_noise_is_for_euler_and_sra1_and_error_estimates_for_the_pair():
     ("change", "message"),
     [
         ({"order": 3}, "conditions of order 2, not of order = 3"),
-        ({"order": 0}, "order of 'ralston'"),
-        ({"name": ""}, "expected a text"),
-        ({"nodes": (0.5, 2 / 3)}, "the first 0"),
-        ({"nodes": (0, 1.5)}, "from 0 to 1"),
+        ({"order": 0}, "order of 'ralston'"), ({"name": ""}, "expected a text"),
+        ({"nodes": (0.5, 2 / 3)}, "the first 0"), ({"nodes": (0, 1.5)}, "from 0 to 1"),
         ({"matrix": ((), (1 / 2,))}, "adds up to 0.5: expected its node"),
         ({"matrix": ((), (1 / 3, 1 / 3))}, "expected 1 numbers"),
-        ({"matrix": ((),)}, "expected 2 rows"),
-        ({"weights": (1.0,)}, "expected 2 numbers"),
-        ({"noise": "ito"}, "2 stages and noise='ito'"),
-        ({"noise": "additive"}, "shares"),
-        ({"shares": (0.0, 4 / 3)}, "shares"),
+        ({"matrix": ((),)}, "expected 2 rows"), ({"weights": (1.0,)}, "expected 2 numbers"),
+        ({"noise": "ito"}, "2 stages and noise='ito'"), ({"noise": "white"}, "noise"),
+        ({"noise": "additive"}, "shares"), ({"shares": (0.0, 4 / 3)}, "shares"),
         ({"noise": "additive", "shares": (0.0, 1.0)}, "1.5"),
         ({"noise": "additive", "shares": (1 - 0.5**0.5, 1 + 0.5**0.5)}, "the first is 0"),
-        ({"noise": "white"}, "noise"),
         ({"embedded": (1, 0)}, "together, or neither"),
         ({"embedded": (1, 0), "embedded_order": 2}, "the embedded of 'ralston' satisfy"),
     ],
-)
+)  # fmt: skip
 def test_a_tableau_refuses_coefficients_that_are_no_scheme_of_its_order(change, message):
-    settings = {
-        "name": "ralston",
-        "order": 2,
-        "nodes": (0, 2 / 3),
-        "matrix": ((), (2 / 3,)),
-        "weights": (1 / 4, 3 / 4),
-    }
-    assert Tableau(**settings) == RALSTON
     with pytest.raises(InputError, match=message):
-        Tableau(**(settings | change))
+        dataclasses.replace(RALSTON, **change)
 
 
 def test_a_configuration_holds_the_name_of_a_known_scheme_and_the_coefficients_of_another():

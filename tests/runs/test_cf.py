@@ -22,16 +22,6 @@ def solved(**options) -> xarray.Dataset:
     return wflow.solve(x0, wflow.heads.Frozen(), **(SMALL | options))
 
 
-def cut(path):
-    """An unfinished run with a checkpoint, and its layout."""
-    layout = a_layout()
-    writer = RunWriter.create(path, layout, attrs())
-    fill(writer, layout, columns=3)
-    writer.checkpoint({"step": np.array(3)})
-    writer.abandon()
-    return layout
-
-
 def test_a_run_names_its_conventions_source_references_and_history():
     run = solved(direction="ascent", scheme="dopri5")
     assert run.attrs["Conventions"] == "CF-1.10"
@@ -52,13 +42,13 @@ def test_a_rerun_adds_a_line_with_what_was_changed(tmp_path):
 
 
 def test_a_resume_adds_a_line_and_the_finished_file_has_its_digests(tmp_path):
-    path = tmp_path / "run.h5"
-    layout = cut(path)
-    for _ in range(2):  # two resumes, the first of which ends early as well
-        writer, _ = RunWriter.resume(path, attrs()["config"])
+    path, layout = tmp_path / "run.h5", a_layout()
+    writer = RunWriter.create(path, layout, attrs())
+    for _ in range(3):  # three resumes, the first two of which end early as well
+        fill(writer, layout, columns=3)
         writer.checkpoint({"step": np.array(3)})
         writer.abandon()
-    writer, _ = RunWriter.resume(path, attrs()["config"])
+        writer, _ = RunWriter.resume(path, attrs()["config"])
     fill(writer, layout)
     writer.finish()
     with open_run(path) as ds:

@@ -103,14 +103,9 @@ def test_a_run_that_another_process_replaced_at_once_is_read_from_its_file(tmp_p
 
 @pytest.mark.parametrize(
     "place",
-    [
-        (1, -1, slice(None, None, -2), [2, 0, 1]),
-        ([1, 1, 0],),
-        (slice(0, 0),),
-        (slice(None), [], 3),
-        (0, 0, 0, 0),
-    ],
-)
+    [(1, -1, slice(None, None, -2), [2, 0, 1]), ([1, 1, 0],), (slice(0, 0),), (slice(None), [], 3),
+     (0, 0, 0, 0)],
+)  # fmt: skip
 def test_parts_of_a_variable_are_those_of_the_whole(path, place):
     expected = by_h5netcdf(path)["tokens"]
     with open_run(path) as run:

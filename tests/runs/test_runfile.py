@@ -28,15 +28,11 @@ from wflow.runs.store import MemoryStore, RunWriter
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"save_heads": False},
-        {"budget": False, "initial_heads": False},
-        {"per_path_x0": True},
-        {"snapshots": []},
-        {"snapshot_paths": []},
+        {}, {"save_heads": False}, {"budget": False, "initial_heads": False}, {"per_path_x0": True},
+        {"snapshots": []}, {"snapshot_paths": []},
         {"paths": 1, "snapshot_paths": [0], "times": [0.0], "snapshots": [0.0]},
     ],
-)
+)  # fmt: skip
 def test_file_and_memory_give_the_same_dataset(tmp_path, changes):
     layout, provenance = a_layout(**changes), attrs()
     writer = RunWriter.create(tmp_path / "run.h5", layout, provenance)
@@ -165,14 +161,10 @@ def test_a_signal_waits_until_the_file_is_open(tmp_path, monkeypatch):
     opened[0].close()
 
 
-def test_run_without_a_record_opens_empty(tmp_path):
-    RunWriter.create(tmp_path / "run.h5", a_layout(), attrs()).abandon()
+def test_an_unfinished_run_is_empty_without_a_record_and_nan_where_no_path_has_begun(tmp_path):
+    writer = RunWriter.create(tmp_path / "run.h5", a_layout(budget=False), attrs())
     with pytest.warns(UserWarning, match="its start"), open_run(tmp_path / "run.h5") as ds:
         assert ds.sizes["time"] == 0
-
-
-def test_paths_that_have_not_begun_stay_nan_in_an_unfinished_run(tmp_path):
-    writer = RunWriter.create(tmp_path / "run.h5", a_layout(budget=False), attrs())
     writer.write("speed_sq", (slice(0, 2),), 1.0)
     with pytest.warns(UserWarning), open_run(tmp_path / "run.h5") as ds:
         assert ds.sizes["time"] == 6 and np.isnan(ds["speed_sq"][2]).all()
@@ -207,17 +199,10 @@ def test_reader_in_another_process_with_hdf5_locks_does_not_disturb_the_end(tmp_
     path, layout = tmp_path / "run.h5", a_layout()
     writer = RunWriter.create(path, layout, attrs())
     fill(writer, layout)
-    reader = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys, h5py\nf = h5py.File(sys.argv[1])\nprint('open', flush=True)\ninput()",
-            str(tmp_path / "run.h5.partial"),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    code = "import sys, h5py\nf = h5py.File(sys.argv[1])\nprint('open', flush=True)\ninput()"
+    command = [sys.executable, "-c", code, str(tmp_path / "run.h5.partial")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    reader = subprocess.Popen(command, text=True, **pipes)
     assert reader.stdout.readline() == "open\n"
     writer.finish()
     reader.communicate("\n")

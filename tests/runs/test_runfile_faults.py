@@ -91,14 +91,16 @@ def test_a_bad_checkpoint_falls_back_to_the_one_before_it(tmp_path, damage):
         RunWriter.resume(path, CONFIG)
 
 
-def truncated(path: Path, share: float) -> None:
-    raw = finished(path).read_bytes()
-    path.write_bytes(raw[: int(share * len(raw))])
+def truncated(share: float) -> Callable[[Path], object]:
+    return lambda path: os.truncate(finished(path), int(share * path.stat().st_size))
 
 
-def changed(path: Path, act: Callable[[h5py.File], None]) -> None:
-    with h5py.File(finished(path), "r+") as file:
-        act(file)
+def changed(act: Callable[[h5py.File], object]) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        with h5py.File(finished(path), "r+") as file:
+            act(file)
+
+    return make
 
 
 def foreign(path: Path) -> None:
@@ -108,13 +110,13 @@ def foreign(path: Path) -> None:
 REFUSED = {
     "missing": (lambda path: None, "does not exist"),
     "text": (lambda path: path.write_text("hello"), "not an HDF5 file"),
-    "empty": (lambda path: truncated(path, 0.0), "empty"),
-    "half": (lambda path: truncated(path, 0.5), "truncated|damaged"),
-    "end": (lambda path: truncated(path, 0.99), "truncated|damaged"),
+    "empty": (truncated(0.0), "empty"),
+    "half": (truncated(0.5), "truncated|damaged"),
+    "end": (truncated(0.99), "truncated|damaged"),
     "foreign": (foreign, "not written by wflow"),
-    "schema": (lambda path: changed(path, lambda f: f.attrs.update(schema="wflow-run/9")), "run/9"),
-    "attribute": (lambda path: changed(path, lambda f: f.attrs.__delitem__("created")), "created"),
-    "variable": (lambda path: changed(path, lambda f: f.__delitem__("energy")), "lacks energy"),
+    "schema": (changed(lambda file: file.attrs.update(schema="wflow-run/9")), "run/9"),
+    "attribute": (changed(lambda file: file.attrs.__delitem__("created")), "created"),
+    "variable": (changed(lambda file: file.__delitem__("energy")), "lacks energy"),
 }
 
 

@@ -8,11 +8,9 @@ from wflow import InputError, sampling
 from wflow.sampling import priors
 
 PRIORS = (
-    sampling.NoPrior(),
-    sampling.L1(0.7),
-    sampling.SmoothL1(0.7),
+    sampling.NoPrior(), sampling.L1(0.7), sampling.SmoothL1(0.7),
     sampling.separable(lambda x: x**2 + np.abs(x), lambda x: 2 * x + np.sign(x), kinks=[0.0]),
-)
+)  # fmt: skip
 NAMES = ("none", "L1", "smooth L1", "separable")
 
 
@@ -89,20 +87,19 @@ def test_quadrature_reproduces_closed_normalisers():
     np.testing.assert_allclose(difference, 0.5 * np.log(1.2), rtol=0, atol=1e-12)
 
 
-def quartic():
-    return sampling.separable(
-        lambda x: 3 * x**4 + np.abs(x), lambda x: 12 * x**3 + np.sign(x), kinks=[0.0]
-    )
+QUARTIC = sampling.separable(
+    lambda x: 3 * x**4 + np.abs(x), lambda x: 12 * x**3 + np.sign(x), kinks=[0.0]
+)
 
 
 def test_quadrature_is_accurate_for_a_steep_potential():
     for y in (-2.5, 0.1):
         expected = log_normaliser(lambda z: 3 * z**4 + abs(z), y, 0.1, 1.0)
-        found = quartic().log_normaliser([y], h=0.1, beta=1.0)
+        found = QUARTIC.log_normaliser([y], h=0.1, beta=1.0)
         assert found == pytest.approx(expected, rel=0, abs=1e-10)
 
 
-@pytest.mark.parametrize("prior", [quartic(), sampling.SmoothL1(2.0)], ids=["quartic", "smooth"])
+@pytest.mark.parametrize("prior", [QUARTIC, sampling.SmoothL1(2.0)], ids=["quartic", "smooth"])
 def test_normalisers_of_many_points_are_those_of_few(prior):
     y = np.random.default_rng(2).normal(size=(3000, 1))
     many = prior.log_normaliser(y, h=0.05, beta=2.0)  # interpolated

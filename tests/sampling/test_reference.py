@@ -2,12 +2,10 @@
 
 import hashlib
 import inspect
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from interpreters import python
 
 from wflow.sampling import reference
 
@@ -58,9 +56,8 @@ def test_metropolis_samples_a_narrow_gaussian(gradient):
         return target(x), np.stack([-x[:, 0] / 4 + tilt, -tilt], 1)
 
     start = np.random.default_rng(0).standard_normal((8, 2))
-    found = reference.metropolis(
-        with_slope if gradient else target, start, gradient=gradient, draws=2000, warmup=1500
-    )
+    options = {"gradient": gradient, "draws": 2000, "warmup": 1500}
+    found = reference.metropolis(with_slope if gradient else target, start, **options)
     covariance = np.cov(found["samples"].values.reshape(-1, 2).T)
     assert float(found["r_hat"].max()) < 1.02
     assert np.allclose(covariance, [[4, 4], [4, 4.04]], rtol=0.15)
@@ -136,14 +133,11 @@ def long_chains():
 
 
 def test_the_same_seed_gives_the_same_bits_for_any_number_of_threads():
-    """The tests run with one thread of BLAS; a process of its own has two."""
+    """The tests run with one thread of BLAS; another process has two."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     code = "import hashlib, numpy as np; from wflow.sampling import reference\n"
     code += inspect.getsource(long_chains) + "print(long_chains())"
-    env = os.environ | dict.fromkeys(names, "2")
-    run = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-    )
+    run = python("-c", code, **dict.fromkeys(names, "2"))
     assert run.stdout.strip() == long_chains()
 
 

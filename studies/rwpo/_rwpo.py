@@ -132,6 +132,12 @@ def config(flags: FlowFlags, model: Any, iterations: int, seed: int, **given: An
     )
 
 
+def plain_ticks(axis: Any, ticks: Any, labels: Sequence[str] | None = None) -> None:
+    """Label ticks of a logarithmic axis of Matplotlib, an `XAxis` or `YAxis`, as plain numbers."""
+    axis.set_ticks(ticks, labels or [f"{tick:g}" for tick in ticks])
+    axis.set_ticks([], minor=True)
+
+
 def learning_curves(
     panels: Mapping[str, Mapping[str, Sequence[Dataset]]],
     key: str,

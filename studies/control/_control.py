@@ -6,7 +6,8 @@ Torch is loaded when something is trained: the flags and their `--help` work wit
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from wflow import nets
 from wflow.study import Finding, networks
 from wflow.study.frame import Verdict
+from wflow.study.networks import Results
 
 FloatArray = NDArray[np.float64]
 Pair = tuple[FloatArray, FloatArray]  # what is said to be more, and what less, by seed
@@ -31,6 +33,11 @@ def window_set(text: nets.data.Text, context: int) -> Any:
         text.train, context=context, batch=len(text.train), vocabulary=text.vocabulary
     )  # all whole windows; what is left over comes behind them
     return TensorDataset(inputs, targets)
+
+
+def columns(results: Results, names: Iterable[str]) -> Callable[..., list[str]]:
+    """Make columns of a table of some networks, as `networks.column` does of all."""
+    return partial(networks.column, Results({name: results.records[name] for name in names}, {}))
 
 
 def claim(

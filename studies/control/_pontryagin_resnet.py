@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wflow import study
+from wflow.plots.figure import PAGE, grid, style
 from wflow.study.networks import Record, Results
 
 if TYPE_CHECKING:
@@ -22,19 +23,11 @@ LOOKS: dict[str, dict[str, Any]] = {
     "emsa": {"label": "extended MSA", "color": "#c1440e"},
 }
 Models = Mapping[str, Any]  # name -> scheme and method
+Courses = Mapping[str, Sequence[Any]]  # name -> losses and passes of each training
 
 
-def drawn(
-    models: Models, results: Results, courses: Mapping[str, Sequence[Any]]
-) -> dict[str, study.Figure]:
-    """Figures of the networks of one data set.
-
-    Parameters
-    ----------
-    models : the networks
-    results : of all networks
-    courses : name -> losses and passes of each training
-    """
+def drawn(models: Models, results: Results, courses: Courses) -> dict[str, study.Figure]:
+    """Figures of the networks of one data set; the results and courses are those of all."""
     found = {"curves": curves(models, results, courses)}
     shown = [name for name in models if "region" in results.records[name][0]]
     if shown:
@@ -45,55 +38,44 @@ def drawn(
     return found
 
 
-def curves(models: Models, results: Results, courses: Mapping[str, Sequence[Any]]) -> study.Figure:
+@style()
+def curves(models: Models, results: Results, courses: Courses) -> study.Figure:
     """Training loss by iterations and by passes, test accuracy by passes; a row for each scheme."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    from wflow.plots.figure import PAGE, grid, style
-
     schemes = list(dict.fromkeys(model.scheme for model in models.values()))
-    with style():
-        figure, axes = grid(len(schemes), 3, PAGE, 0.6 + 1.9 * len(schemes), sharex="col")
-        for row, scheme in zip(axes, schemes, strict=True):
-            for name, model in models.items():
-                if model.scheme == scheme:
-                    _curve(row, results, name, courses[name], LOOKS[model.method])
-            row[0].set_ylabel(f"{scheme}\nTraining loss")
-            row[2].set_ylabel("Test accuracy")
-            for axis in row[:2]:
-                axis.set_yscale("log")
-                axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-                for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
-                    formatter("{x:g}")
-            for axis in row:
-                axis.set_xscale("log")
-                axis.xaxis.set_minor_formatter(NullFormatter())
-        titles = ("Iterations", "Passes through the layers", "Passes through the layers")
-        for axis, title in zip(axes[-1], titles, strict=True):
-            axis.set_xlabel(title)
-        found: dict[str, Any] = {}
-        for axis in axes[:, 0]:
-            for handle, text in zip(*axis.get_legend_handles_labels(), strict=True):
-                found.setdefault(text, handle)
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=len(found))
+    figure, axes = grid(len(schemes), 3, PAGE, 0.6 + 1.9 * len(schemes), sharex="col")
+    for row, scheme in zip(axes, schemes, strict=True):
+        for name, model in models.items():
+            if model.scheme == scheme:
+                _curve(row, results, name, courses, LOOKS[model.method])
+        row[0].set_ylabel(f"{scheme}\nTraining loss")
+        row[2].set_ylabel("Test accuracy")
+        for axis in row[:2]:
+            axis.set_yscale("log")
+            axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+            for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+                formatter("{x:g}")
+        for axis in row:
+            axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(NullFormatter())
+    titles = ("Iterations", "Passes through the layers", "Passes through the layers")
+    for axis, title in zip(axes[-1], titles, strict=True):
+        axis.set_xlabel(title)
+    found: dict[str, Any] = {}
+    for axis in axes[:, 0]:
+        for handle, text in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(text, handle)
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=len(found))
     return figure
 
 
 def _curve(
-    row: Sequence[Axes],
-    results: Results,
-    name: str,
-    courses: Sequence[Any],
-    look: Mapping[str, Any],
+    row: Sequence[Axes], results: Results, name: str, courses: Courses, look: Mapping[str, Any]
 ) -> None:
     """Geometric mean and range of the losses, mean and range of the accuracy, over the seeds."""
-    runs = [
-        (history, course)
-        for history, record, course in zip(
-            results.histories[name], results.records[name], courses, strict=True
-        )
-        if not record["diverged"]
-    ]
+    every = zip(results.histories[name], results.records[name], courses[name], strict=True)
+    runs = [(history, course) for history, record, course in every if not record["diverged"]]
     if not runs:
         return
     loss = np.array([course.loss for _, course in runs])
@@ -109,27 +91,25 @@ def _curve(
             axis.fill_between(x[1:], low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
+@style()
 def panels(
     models: Models, results: Results, names: Sequence[str], draw: Callable[[Axes, Record], None]
 ) -> study.Figure:
     """What is drawn of seed 0 of each network: a row for each scheme, a column for each method."""
-    from wflow.plots.figure import PAGE, grid, style
-
     schemes = list(dict.fromkeys(models[name].scheme for name in names))
     methods = list(dict.fromkeys(models[name].method for name in names))
-    with style():
-        side = PAGE / len(methods)
-        figure, axes = grid(len(schemes), len(methods), PAGE, 0.3 + side * len(schemes))
-        for axis in axes.flat:
-            axis.set_axis_off()
-        for name in names:
-            model, record = models[name], results.records[name][0]
-            axis = axes[schemes.index(model.scheme), methods.index(model.method)]
-            axis.set_axis_on()
-            draw(axis, record)
-            method = LOOKS[model.method]["label"]
-            text = "classic" if model.method == "classic" else f"{model.scheme}, {method}"
-            axis.set_title(f"{text}\n{100 * record['accuracy']:.1f} %", fontsize=7)
+    side = PAGE / len(methods)
+    figure, axes = grid(len(schemes), len(methods), PAGE, 0.3 + side * len(schemes))
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for name in names:
+        model, record = models[name], results.records[name][0]
+        axis = axes[schemes.index(model.scheme), methods.index(model.method)]
+        axis.set_axis_on()
+        draw(axis, record)
+        method = LOOKS[model.method]["label"]
+        text = "classic" if model.method == "classic" else f"{model.scheme}, {method}"
+        axis.set_title(f"{text}\n{100 * record['accuracy']:.1f} %", fontsize=7)
     return figure
 
 
@@ -145,8 +125,7 @@ def region(axis: Axes, record: Record) -> None:
     colours = [COLOURS[k] for k in record["classes"]]
     x, y = np.transpose(record["points"])
     axis.scatter(x, y, c=colours, s=1.5, linewidths=0)
-    axis.set_xticks([])
-    axis.set_yticks([])
+    axis.set(xticks=[], yticks=[])
 
 
 def trajectories(axis: Axes, record: Record) -> None:

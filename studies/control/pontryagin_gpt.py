@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import tyro
-from _control import FloatArray, Pair, claim, window_set
+from _control import FloatArray, Pair, claim, columns, window_set
 from _pontryagin_gpt import figures
 from numpy.typing import NDArray
 
@@ -180,14 +180,9 @@ def network(
     return net
 
 
-def weight(flags: PontryaginGpt, model: Model) -> float:
-    """Weight of the transport cost in the loss."""
-    return flags.lam if model.cost else 0.0
-
-
 def objective(flags: PontryaginGpt, model: Model) -> Any:
     """Mean cross-entropy and transport cost, with gradients by costates where it is so trained."""
-    plain = nets.train.objective(nets.train.cross_entropy, weight(flags, model))
+    plain = nets.train.objective(nets.train.cross_entropy, flags.lam * model.cost)
     return nets.control.by_costates(plain) if model.method == "costates" else plain
 
 
@@ -335,7 +330,7 @@ def along(flags: PontryaginGpt, text: nets.data.Text, model: Model, net: torch.n
     """The Hamiltonian on the first test windows, without dropout."""
     inputs, targets = probe(flags, text)
     loss = partial(nets.train.cross_entropy, targets=targets)
-    found = nets.control.extremal(in_double(net), inputs, loss, weight=weight(flags, model))
+    found = nets.control.extremal(in_double(net), inputs, loss, weight=flags.lam * model.cost)
     # Steps are those of Euler, so that differences are velocities at the left ends.
     f = found.states.diff(dim=0).flatten(1) / found.times.diff()[:, None]
     p = found.costates[:-1].flatten(1)
@@ -401,8 +396,8 @@ def memories(flags: PontryaginGpt, text: nets.data.Text, model: Model) -> Record
     found = {}
     for key, (by, checkpointing) in ways.items():
         net = network(flags, model, text.vocabulary, 0, checkpointing)
-        device = net.head.weight.device
-        found[f"memory_{key}"] = networks.memory(partial(iteration, net, by), device)
+        call = partial(iteration, net, by)
+        found[f"memory_{key}"] = networks.memory(call, net.head.weight.device)
     return found
 
 
@@ -459,12 +454,7 @@ def beside(name: str) -> str:
 def report(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> str:
     """What was done, and the tables."""
     names = list(results.records)
-
-    def of(chosen: list[str]) -> Callable[[str, str], list[str]]:
-        part = Results({name: results.records[name] for name in chosen}, {})
-        return partial(networks.column, part)
-
-    column = of(names)
+    column = columns(results, names)
     pieces = [
         lead(flags, text, results),
         study.markdown_table({
@@ -487,24 +477,23 @@ def report(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> str:
     ]  # fmt: skip
     swept = [name for name in names if name in SWEPT]
     if swept:
-        column = of(swept)
+        column = columns(results, swept)
         pieces += [
             "Memory of an iteration beyond weights and their gradients, and gradients by costates "
             f"beside those of back-propagation; losses of {flags.compared} iterations in double "
             f"precision, by costates, and from weights changed by a factor 1 + {NUDGE:g} N(0, 1):",
-            study.markdown_table(
-                {"model": swept}
-                | {f"{name}, MB": column(f"memory_{key}", ".2f") for key, name in VARIANTS.items()}
-                | {
-                    "gradients differ": column("gradients", ".1e"),
-                    "losses differ": column("apart", ".1e"),
-                    "changed weights": column("nudged", ".1e"),
-                }
-            ),
-        ]
+            study.markdown_table({
+                "model": swept,
+                **{f"{words}, MB": column(f"memory_{key}", ".2f")
+                   for key, words in VARIANTS.items()},
+                "gradients differ": column("gradients", ".1e"),
+                "losses differ": column("apart", ".1e"),
+                "changed weights": column("nudged", ".1e"),
+            }),
+        ]  # fmt: skip
     maximised = [name for name in names if MODELS[name].method == "MSA"]
     if maximised:
-        column = of(maximised)
+        column = columns(results, maximised)
         table = {
             "model": maximised,
             "batches": [f"{results.records[name][0]['iterations']:,}" for name in maximised],
@@ -519,11 +508,12 @@ def report(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> str:
                 if not MODELS[name].fixed and beside(name) in names}  # fmt: skip
         titles = {"batches": "Adam, as many batches", "own": "own, at equal time",
                   "time": "Adam, at equal time"}  # fmt: skip
+        none: dict[str, FloatArray] = dict.fromkeys(titles, np.empty(0))
         for key, title in titles.items():
             table[title] = [
-                networks.mean_and_spread(list(adam[name][key]), "{:.3f}".format)
-                if name in adam else "–" for name in maximised
-            ]  # fmt: skip
+                networks.mean_and_spread(adam.get(name, none)[key], "{:.3f}".format)
+                for name in maximised
+            ]
         pieces += ["Extended MSA:", study.markdown_table(table)]
     return "\n\n".join(pieces)
 

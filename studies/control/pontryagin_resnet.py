@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import tyro
-from _control import FloatArray, Pair, claim
+from _control import FloatArray, Pair, claim, columns
 from _pontryagin_resnet import drawn
 
 from wflow import InputError, nets, study
@@ -120,11 +120,9 @@ class PontryaginResnet(networks.NetFlags):
 def models(flags: PontryaginResnet) -> dict[str, Model]:
     """The networks of the data sets, set by set."""
     return {
-        name: model
-        for data in flags.datasets
-        for name, model in MODELS.items()
+        name: model for data in flags.datasets for name, model in MODELS.items()
         if model.data == data
-    }
+    }  # fmt: skip
 
 
 # Data
@@ -187,19 +185,17 @@ def plan(flags: PontryaginResnet, _: None, model: Model, seed: int) -> Run:
     x, y = points(model.data, flags.samples, seed, 0)
     held, labels = points(model.data, flags.tests, seed, 1)
     objective = train.objective(functional.cross_entropy, 1.0)
-    optimizer: Any = "adam"
-    steps, rate = flags.iterations, flags.adam
+    optimizer: Any = "sgd" if model.method == "gradient" else "adam"
+    steps = flags.iterations
     if model.method in ("gradient", "adam"):
         objective = control.by_costates(objective)
-    if model.method == "gradient":
-        optimizer, rate = "sgd", flags.rate
     if model.method in ("msa", "emsa"):
         rho = flags.rho if model.method == "emsa" else 0.0
         optimizer, steps = control.MSA(rho=rho, iterations=flags.inner), flags.maximisations
     config = train.TrainConfig(
         steps=steps,
         batch=flags.samples,
-        schedule=train.Constant(rate),
+        schedule=train.Constant(flags.rate if model.method == "gradient" else flags.adam),
         optimizer=optimizer,
         evaluate_every=max(1, steps // 25),
         checkpoint_every=max(1, steps // 2),
@@ -396,27 +392,25 @@ def report(flags: PontryaginResnet, _: None, results: Results) -> str:
     """What was done, and a table for each data set."""
     count = sum(p.numel() for p in network(flags, Model("linear"), 0).parameters())
     names = by_data(results)
-    source = f"drawn, {', '.join(names)}"
+    caption = networks.caption(flags, flags.seeds, results, f"drawn, {', '.join(names)}")
     text = (
-        f"{networks.caption(flags, flags.seeds, results, source)} All points are in every "
+        f"{caption} All points are in every "
         f"iteration; steps have the length 1; tanh, {count} parameters. Forward and backward: "
         "evaluations and vector-Jacobian products of f per layer in an iteration, with those of "
         "L-BFGS and of all trials of rho. Loss at equal work: the training loss after as many of "
         "them as the training with the fewest has in the table. Memory: peak of the tensors of "
         "one iteration, seed 0."
     )
-    return "\n\n".join([
-        text,
-        *(f"{data.capitalize()}:\n\n{table_of(results, of)}" for data, of in names.items()),
-    ])  # fmt: skip
+    return "\n\n".join(
+        [text, *(f"{data.capitalize()}:\n\n{table_of(results, of)}" for data, of in names.items())]
+    )
 
 
 def table_of(results: Results, names: Sequence[str]) -> str:
     """The table of some networks."""
     runs = {name: courses(results, name) for name in names}
     budget = min(run.passed[-1] for found in runs.values() for run in found)
-    records = {name: results.records[name] for name in names}
-    column = partial(networks.column, Results(records, {}))
+    first, column = [results.records[name][0] for name in names], columns(results, names)
     return study.markdown_table({
         "network": [name.partition(" ")[2] for name in names],
         "training loss": column("loss", ".3g"),
@@ -426,11 +420,11 @@ def table_of(results: Results, names: Sequence[str]) -> str:
             for found in runs.values()
         ],
         "loss rises, % of iterations": column("rises", percent),
-        "iterations": [f"{found[0]['iterations']:,}" for found in records.values()],
+        "iterations": [f"{record['iterations']:,}" for record in first],
         "forward": column("forward", ".3g"),
         "backward": column("backward", ".3g"),
         "ms per iteration": column("milliseconds", ".3g"),
-        "peak memory, kB": [f"{found[0]['kilobytes']:,.0f}" for found in records.values()],
+        "peak memory, kB": [f"{record['kilobytes']:,.0f}" for record in first],
         "gradient error": [f"{results.values(name, 'mismatch').max():.1e}" for name in names],
     })  # fmt: skip
 
@@ -459,21 +453,16 @@ def findings(flags: PontryaginResnet, _: None, results: Results) -> list[Finding
     of = results.values
     ratios = partial(claim, compare=partial(networks.paired, ratio=True))
 
-    def pairs(key: str, more: str, less: str, scale: float = 1.0) -> dict[str, Pair]:
-        return {
-            data: (scale * of(f"{data} {more}", key), scale * of(f"{data} {less}", key))
-            for data in known
-        }
+    def pairs(compare: Callable[..., Pair], more: str, less: str) -> dict[str, Pair]:
+        return {data: compare(f"{data} {more}", f"{data} {less}") for data in known}
 
-    def equal_work(more: str, less: str) -> dict[str, Pair]:
-        return {data: at_equal_work(results, f"{data} {more}", f"{data} {less}") for data in known}
+    def both(numbers: Callable[[str], FloatArray]) -> Callable[..., Pair]:
+        return lambda more, less: (numbers(more), numbers(less))
 
-    def at_first(more: str, less: str) -> dict[str, Pair]:
-        def losses(name: str) -> FloatArray:
-            return after_iterations(results, name, flags.maximisations)
-
-        return {data: (losses(f"{data} {more}"), losses(f"{data} {less}")) for data in known}
-
+    scores = both(lambda name: 100 * of(name, "accuracy"))
+    rises_of = both(lambda name: of(name, "rises"))
+    at_first = both(lambda name: after_iterations(results, name, flags.maximisations))
+    equal_work = partial(at_equal_work, results)
     errors = {
         scheme: max(of(f"{data} {scheme} adam", "mismatch").max() for data in known)
         for scheme in STAGES
@@ -505,24 +494,23 @@ def findings(flags: PontryaginResnet, _: None, results: Results) -> list[Finding
     for scheme in ("heun", "rk4"):
         better = f"{scheme} has better results than Euler: test accuracy (points)"
         found += [
-            claim(f"{better}, Adam", section,
-                  pairs("accuracy", f"{scheme} adam", "euler adam", 100)),
-            claim(f"{better}, gradient descent", section,
-                  pairs("accuracy", f"{scheme} gradient", "euler gradient", 100)),
+            *(claim(f"{better}, {words}", section,
+                    pairs(scores, f"{scheme} {method}", f"euler {method}"))
+              for method, words in (("adam", "Adam"), ("gradient", "gradient descent"))),
             ratios(f"{scheme} has a lower training loss than Euler after equal work (loss of Euler "
-                   "over its), Adam", section, equal_work("euler adam", f"{scheme} adam")),
+                   "over its), Adam", section, pairs(equal_work, "euler adam", f"{scheme} adam")),
             claim(f"{scheme} makes training more stable than Euler: gradient descent raises the "
                   "loss in fewer iterations (share)", "[GPTOC] section 6",
-                  pairs("rises", "euler gradient", f"{scheme} gradient")),
+                  pairs(rises_of, "euler gradient", f"{scheme} gradient")),
         ]  # fmt: skip
     for scheme in STAGES:
         found += [
             ratios("extended MSA learns faster than Adam at first, by iterations, "
                    f"{scheme}: loss of Adam after {flags.maximisations} over its",
-                   "[LCTE2018] abstract", at_first(f"{scheme} adam", f"{scheme} emsa")),
+                   "[LCTE2018] abstract", pairs(at_first, f"{scheme} adam", f"{scheme} emsa")),
             *(ratios(f"extended MSA needs fewer passes than {title}, {scheme}: loss of {title} "
                      "over its after equal work", "question",
-                     equal_work(f"{scheme} {method}", f"{scheme} emsa"))
+                     pairs(equal_work, f"{scheme} {method}", f"{scheme} emsa"))
               for method, title in (("adam", "Adam"), ("gradient", "gradient descent"))),
         ]  # fmt: skip
     own = [f"{data} {scheme} emsa" for data in known for scheme in STAGES]

@@ -9,11 +9,11 @@ import numpy as np
 from _rwpo import learning_curves
 
 from wflow import nets, study
+from wflow.plots.figure import PAGE, grid, style
 from wflow.study import networks
 from wflow.study.networks import Record, Results
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rwpo_benchmarks import RwpoBenchmarks, Trials
 
 HALF, CELLS = 4.5, 96  # of the square on which densities are drawn
@@ -30,7 +30,7 @@ def title(target: str) -> str:
 # -------
 
 
-def figures(results: Results, targets: Sequence[str]) -> dict[str, Figure]:
+def figures(results: Results, targets: Sequence[str]) -> dict[str, study.Figure]:
     """Samples and densities of seed 0, as figures 2 and 3 of the paper have them, and curves."""
     edges = np.linspace(-HALF, HALF, CELLS + 1)
 
@@ -52,48 +52,41 @@ def figures(results: Results, targets: Sequence[str]) -> dict[str, Figure]:
         axis.imshow(values.T, origin="lower", extent=(-HALF, HALF, -HALF, HALF), cmap="magma",
                     vmin=0, vmax=float(np.quantile(target, 0.995)), rasterized=True)  # fmt: skip
 
+    panels = {
+        title(target): {m: results.histories.get(f"{target} {m}", []) for m in SHOWN}
+        for target in targets
+    }
+    label = "Sliced $W_2$ to held-out data"
     return {
         "samples": squares(results, targets, "samples", sample, points),
         "densities": squares(results, targets, "density", histogram, image),
-        "curves": learning_curves(
-            {
-                title(target): {m: results.histories.get(f"{target} {m}", []) for m in SHOWN}
-                for target in targets
-            },
-            "sliced_w2",
-            "Sliced $W_2$ to held-out data",
-            COLOURS,
-            log=True,
-        ),
+        "curves": learning_curves(panels, "sliced_w2", label, COLOURS, log=True),
     }
 
 
+@style()
 def squares(
     results: Results,
     targets: Sequence[str],
     key: str,
     truth: Callable[[str], np.ndarray],
     draw: Callable[[Any, np.ndarray, np.ndarray], None],
-) -> Figure:
+) -> study.Figure:
     """A column for each density, a row for the target and each model, drawn from their values."""
-    from wflow.plots.figure import PAGE, grid, style
-
     first = {name: runs[0] for name, runs in results.records.items()}
     rows = ["target", *(m for m in SHOWN if any(key in first.get(f"{t} {m}", {}) for t in targets))]
-    with style():
-        figure, axes = grid(len(rows), len(targets), PAGE, 0.3 + 1.45 * len(rows), sharex=True,
-                            sharey=True)  # fmt: skip
-        for column, target in zip(axes.T, targets, strict=True):
-            column[0].set_title(title(target))
-            exact = truth(target)
-            for axis, name in zip(column, rows, strict=True):
-                record = {key: exact} if name == "target" else first.get(f"{target} {name}", {})
-                if key in record:
-                    draw(axis, np.array(record[key]), exact)
-                axis.set(xlim=(-HALF, HALF), ylim=(-HALF, HALF), xticks=[], yticks=[],
-                         aspect="equal")  # fmt: skip
-        for axis, name in zip(axes[:, 0], rows, strict=True):
-            axis.set_ylabel(name)
+    figure, axes = grid(len(rows), len(targets), PAGE, 0.3 + 1.45 * len(rows), sharex=True,
+                        sharey=True)  # fmt: skip
+    for column, target in zip(axes.T, targets, strict=True):
+        column[0].set_title(title(target))
+        exact = truth(target)
+        for axis, name in zip(column, rows, strict=True):
+            record = {key: exact} if name == "target" else first.get(f"{target} {name}", {})
+            if key in record:
+                draw(axis, np.array(record[key]), exact)
+            axis.set(xlim=(-HALF, HALF), ylim=(-HALF, HALF), xticks=[], yticks=[], aspect="equal")
+    for axis, name in zip(axes[:, 0], rows, strict=True):
+        axis.set_ylabel(name)
     return figure
 
 
@@ -106,8 +99,9 @@ def number(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.3g}"
 
 
-def cell(values: Sequence[float] | np.ndarray, style: Any = number) -> str:
-    return networks.mean_and_spread(list(values), style)
+def cell(values: Sequence[float] | np.ndarray, style: str = "") -> str:
+    write = (lambda value: f"{value:{style}}") if style else number
+    return networks.mean_and_spread(list(values), write)
 
 
 def main_table(cells: Iterable[tuple[str, str, Record]], floors: Mapping[str, float]) -> str:
@@ -115,7 +109,7 @@ def main_table(cells: Iterable[tuple[str, str, Record]], floors: Mapping[str, fl
     rows = []
     for target, model, values in cells:
         printed = model.startswith("printed")
-        nll = cell(values["nll"])
+        nll, lost = cell(values["nll"]), values["folded" if printed else "lost"]
         rows.append({
             "target": title(target),
             "floor": number(floors[target]),
@@ -123,15 +117,13 @@ def main_table(cells: Iterable[tuple[str, str, Record]], floors: Mapping[str, fl
             "sliced $W_2$": cell(values["sliced_w2"]),
             "in equal time": cell(values["equal_time"]),
             "OT-Flow then": cell(values["equal_time_base"]),
-            "1000 MMD$^2$": cell(1000 * values["mmd"], "{:.2f}".format),
+            "1000 MMD$^2$": cell(1000 * values["mmd"], ".2f"),
             "NLL": f"({nll})" if printed else nll,
-            "not inverted or folded (%)": cell(
-                100 * values["folded" if printed else "lost"], "{:.2g}".format
-            ),
-            "ms per step": cell(1000 * values["step_seconds"], "{:.0f}".format),
-            "$\\lambda$": cell(values["lam"], "{:.2f}".format),
-            "$\\beta$": cell(values["beta"], "{:.2f}".format),
-            "least ESS": cell(values["ess"], "{:.0f}".format),
+            "not inverted or folded (%)": cell(100 * lost, ".2g"),
+            "ms per step": cell(1000 * values["step_seconds"], ".0f"),
+            "$\\lambda$": cell(values["lam"], ".2f"),
+            "$\\beta$": cell(values["beta"], ".2f"),
+            "least ESS": cell(values["ess"], ".0f"),
         })  # fmt: skip
     return study.markdown_table(rows)
 
@@ -163,16 +155,15 @@ def report(
     alpha = ", ".join(f"{weight:g}" for weight in flags.alpha)
     parts = [
         f"{networks.caption(flags, flags.seeds, results, trials.source)} d = {flags.dim}, "
-        f"$n_t$ = {flags.steps}, "
-        f"width {flags.width}, {flags.iterations} iterations with {flags.batch} points, Adam with "
-        f"rates from {flags.rates[0]:g} to {flags.rates[1]:g}; weights of likelihood, transport "
-        f"and HJB {alpha}, and with eq. 16 1, 1, 0.1. Measured on {flags.points:,} held-out "
-        "points: sliced $W_2$ by 256 directions, MMD of Gaussian kernels at 1/4 to 4 times the "
-        "median distance, negative log likelihood (NLL) in double precision; that of the printed "
-        "flow, in brackets, is what (24) sums, which is no likelihood. The floor is the sliced "
-        "$W_2$ of two samples of the target. In equal time: that of the shorter training of the "
-        f"flow and OT-Flow, by the least time of a step, on {flags.curve:,} points; then OT-Flow's "
-        "at that time.",
+        f"$n_t$ = {flags.steps}, width {flags.width}, {flags.iterations} iterations with "
+        f"{flags.batch} points, Adam with rates from {flags.rates[0]:g} to {flags.rates[1]:g}; "
+        f"weights of likelihood, transport and HJB {alpha}, and with eq. 16 1, 1, 0.1. Measured on "
+        f"{flags.points:,} held-out points: sliced $W_2$ by 256 directions, MMD of Gaussian "
+        "kernels at 1/4 to 4 times the median distance, negative log likelihood (NLL) in double "
+        "precision; that of the printed flow, in brackets, is what (24) sums, which is no "
+        "likelihood. The floor is the sliced $W_2$ of two samples of the target. In equal time: "
+        "that of the shorter training of the flow and OT-Flow, by the least time of a step, on "
+        f"{flags.curve:,} points; then OT-Flow's at that time.",
         main_table(cells, floors),
     ]
     if trials.scores:

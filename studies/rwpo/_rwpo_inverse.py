@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from _rwpo import learning_curves
 
+from wflow import study
+from wflow.plots.figure import PAGE, grid, style
 from wflow.study.networks import Results
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rwpo_inverse import Data
 
 COLOURS = {
@@ -32,7 +33,7 @@ COLOURS = {
 }
 
 
-def curves(problems: Mapping[str, Results]) -> Figure:
+def curves(problems: Mapping[str, Results]) -> study.Figure:
     """Held-out negative log likelihood over the training, one panel for each problem."""
     shown = [m for m in COLOURS if not m.startswith("printed") and "supervised" not in m]
     panels = {
@@ -49,10 +50,9 @@ def curves(problems: Mapping[str, Results]) -> Figure:
     return figure
 
 
-def histograms(problems: Mapping[str, Results]) -> Figure:
+@style()
+def histograms(problems: Mapping[str, Results]) -> study.Figure:
     """Rank histograms of the informed directions, first seed; cut bars say their height."""
-    from wflow.plots.figure import PAGE, grid, style
-
     ranks = {
         problem: {
             model: np.sum(runs[0]["ranks"], axis=0)
@@ -62,80 +62,69 @@ def histograms(problems: Mapping[str, Results]) -> Figure:
         for problem, results in problems.items()
     }
     columns = max(map(len, ranks.values()))
-    with style():
-        figure, axes = grid(len(ranks), columns, PAGE, 1.3 * len(ranks) + 0.5)
-        for row, (problem, own) in zip(axes, ranks.items(), strict=True):
-            for axis, (model, counts) in zip(row, own.items(), strict=False):
-                share = counts / counts.sum() * len(counts)
-                axis.bar(range(len(share)), share, width=0.9, color=COLOURS[model])
-                for place in np.flatnonzero(share > 3):
-                    axis.text(place, 2.95, f"{share[place]:.1f}", ha="center", va="top", fontsize=5)
-                axis.axhline(1.0, color="0.3", linewidth=0.8)
-                axis.set_ylim(0, 3)
-                axis.set_xticks([])
-                axis.set_title(model, fontsize=7)
-            row[0].set_ylabel(problem)
-            for axis in row[len(own) :]:
-                axis.set_visible(False)
+    figure, axes = grid(len(ranks), columns, PAGE, 1.3 * len(ranks) + 0.5)
+    for row, (problem, own) in zip(axes, ranks.items(), strict=True):
+        for axis, (model, counts) in zip(row, own.items(), strict=False):
+            share = counts / counts.sum() * len(counts)
+            axis.bar(range(len(share)), share, width=0.9, color=COLOURS[model])
+            for place in np.flatnonzero(share > 3):
+                axis.text(place, 2.95, f"{share[place]:.1f}", ha="center", va="top", fontsize=5)
+            axis.axhline(1.0, color="0.3", linewidth=0.8)
+            axis.set(ylim=(0, 3), xticks=[])
+            axis.set_title(model, fontsize=7)
+        row[0].set_ylabel(problem)
+        for axis in row[len(own) :]:
+            axis.set_visible(False)
     return figure
 
 
-def fields(problem: str, known: Data, reference: np.ndarray, results: Results) -> Figure:
+@style()
+def fields(problem: str, known: Data, reference: np.ndarray, results: Results) -> study.Figure:
     """Posterior of one data set: the reference beside flows without and with attention."""
-    from wflow.plots.figure import PAGE, grid, style
-
-    shown = {"reference": reference} | {
-        model: np.array(runs[0]["draws"])
-        for model, runs in results.records.items()
-        if runs[0]["draws"] is not None
-    }
-    wanted = ("reference", "ot-flow", "sparse", "itself", "ot-flow-kl", "printed-exact-kl")
-    shown = {name: shown[name] for name in wanted if name in shown}
+    wanted = ("ot-flow", "sparse", "itself", "ot-flow-kl", "printed-exact-kl")
+    first = {name: results.records[name][0]["draws"] for name in wanted if name in results.records}
+    shown = {"reference": reference}
+    shown |= {name: np.array(draws) for name, draws in first.items() if draws is not None}
     truth = known.field(known.check.x[:1])[0]
     model: Any = known.problem.model
-    with style():
-        if problem == "impedance":
-            n = model.cells
-            figure, axes = grid(2, len(shown) + 1, PAGE, 3.0)
-            span = {"vmin": truth.min(), "vmax": truth.max()}
+    if problem == "impedance":
+        n = model.cells
+        figure, axes = grid(2, len(shown) + 1, PAGE, 3.0)
+        span = {"vmin": truth.min(), "vmax": truth.max()}
 
-            def image(axis: Any, values: np.ndarray, title: str, **look: Any) -> None:
-                axis.imshow(values.reshape(n, n).T, origin="lower", extent=(0, 1, 0, 1), **look)
-                axis.set_title(title, fontsize=7)
-                axis.set_xticks([])
-                axis.set_yticks([])
+        def image(axis: Any, values: np.ndarray, title: str, **look: Any) -> None:
+            axis.imshow(values.reshape(n, n).T, origin="lower", extent=(0, 1, 0, 1), **look)
+            axis.set_title(title, fontsize=7)
+            axis.set(xticks=[], yticks=[])
 
-            image(axes[0, 0], truth, "truth", **span)
-            axes[1, 0].set_visible(False)
-            for k, (name, x) in enumerate(shown.items(), 1):
-                mean = known.field(x).mean(0)
-                error = np.abs(mean - truth).sum() / np.abs(truth).sum()
-                image(axes[0, k], mean, name, **span)
-                image(axes[1, k], np.abs(mean - truth), f"error {100 * error:.3g} %",
-                      vmin=0, vmax=0.2 * truth.max(), cmap="magma")  # fmt: skip
-            return figure
-        figure, axes = grid(1, len(shown), PAGE, 2.2)
-        for axis, (name, x) in zip(axes.flat, shown.items(), strict=True):
-            values = known.field(x)
-            if problem == "elliptic":
-                grid_points = model.grid
-                axis.plot(grid_points, values[:40].T, color="#E69F00", linewidth=0.3, alpha=0.5)
-                axis.plot(grid_points, values.mean(0), color="#B22222")
-                axis.plot(grid_points, truth, color="0.1", linestyle=":")
-                room = 0.4 * np.ptp(truth)
-                axis.set_ylim(truth.min() - room, truth.max() + room)
-                axis.set_xlabel("s")
-            else:
-                looks = {r"$\sigma$": "#0072B2", "$r$": "#E69F00", r"$\beta$": "#009E73"}
-                for k, (label, colour) in enumerate(looks.items()):
-                    ratio = values[:, k] / model.centre[k]
-                    axis.hist(ratio, bins=np.linspace(0.5, 1.6, 56), density=True, color=colour,
-                              alpha=0.6, label=label)  # fmt: skip
-                    at = truth[k] / model.centre[k]
-                    axis.axvline(at, color=colour, linestyle="--", linewidth=1)
-                axis.set_xlabel("Parameter / centre")
-            axis.set_title(name, fontsize=8)
-        if problem == "lorenz":
-            handles, texts = axes[0, 0].get_legend_handles_labels()
-            figure.legend(handles, texts, loc="outside lower center", ncols=len(texts))
+        image(axes[0, 0], truth, "truth", **span)
+        axes[1, 0].set_visible(False)
+        for k, (name, x) in enumerate(shown.items(), 1):
+            mean = known.field(x).mean(0)
+            error = np.abs(mean - truth).sum() / np.abs(truth).sum()
+            image(axes[0, k], mean, name, **span)
+            image(axes[1, k], np.abs(mean - truth), f"error {100 * error:.3g} %",
+                  vmin=0, vmax=0.2 * truth.max(), cmap="magma")  # fmt: skip
+        return figure
+    figure, axes = grid(1, len(shown), PAGE, 2.2)
+    for axis, (name, x) in zip(axes.flat, shown.items(), strict=True):
+        values = known.field(x)
+        if problem == "elliptic":
+            axis.plot(model.grid, values[:40].T, color="#E69F00", linewidth=0.3, alpha=0.5)
+            axis.plot(model.grid, values.mean(0), color="#B22222")
+            axis.plot(model.grid, truth, color="0.1", linestyle=":")
+            room = 0.4 * np.ptp(truth)
+            axis.set(xlabel="s", ylim=(truth.min() - room, truth.max() + room))
+        else:
+            looks = {r"$\sigma$": "#0072B2", "$r$": "#E69F00", r"$\beta$": "#009E73"}
+            for k, (label, colour) in enumerate(looks.items()):
+                ratio = values[:, k] / model.centre[k]
+                axis.hist(ratio, bins=np.linspace(0.5, 1.6, 56), density=True, color=colour,
+                          alpha=0.6, label=label)  # fmt: skip
+                axis.axvline(truth[k] / model.centre[k], color=colour, linestyle="--", linewidth=1)
+            axis.set_xlabel("Parameter / centre")
+        axis.set_title(name, fontsize=8)
+    if problem == "lorenz":
+        handles, texts = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, texts, loc="outside lower center", ncols=len(texts))
     return figure

@@ -234,15 +234,16 @@ def load(flags: RwpoBenchmarks) -> Trials:
     }
 
     def examine(name: str, seed: int, trained: Trained) -> Record:
-        return networks.cached_record(
-            networks.folder_of(flags.out, name, seed), networks.settings(flags), trained,
-            lambda: examined(flags, tried[name][0], trained, trial=True),
-        )  # fmt: skip
+        folder, setting = networks.folder_of(flags.out, name, seed), networks.settings(flags)
+        measured = functools.partial(examined, flags, tried[name][0], trained, trial=True)
+        return networks.cached_record(folder, setting, trained, measured)
+
+    def plan_trial(name: str, seed: int) -> Run:
+        return training(flags, *tried[name], TRIALS + seed, trial=True)
 
     results = networks.train_all(
-        study.Session(NAME, flags), flags, list(tried), flags.trial_seeds,
-        lambda name, seed: training(flags, *tried[name], TRIALS + seed, trial=True), examine,
-    )  # fmt: skip
+        study.Session(NAME, flags), flags, list(tried), flags.trial_seeds, plan_trial, examine
+    )
 
     def logs(variant: str) -> np.ndarray:
         every = [results.values(f"trial {t} {variant}", "sliced_w2") for t in flags.trial_targets]
@@ -273,13 +274,9 @@ def distance(metric: Any, found: Any, points: Any) -> float:
 
 
 def examined(
-    flags: RwpoBenchmarks,
-    target: str,
-    training: Trained,
-    *,
-    trial: bool = False,
+    flags: RwpoBenchmarks, target: str, training: Trained, *, trial: bool = False,
     pictured: bool = False,
-) -> Record:
+) -> Record:  # fmt: skip
     """All quantities of a trained flow in double precision; with what figures show of it."""
     import torch
 
@@ -311,11 +308,6 @@ def examined(
     record["sliced_w2"] = distance(sampling.sliced_w2, found, points)
     record["mmd"] = distance(sampling.mmd, found[:PAIRS], points[:PAIRS])
     return record
-
-
-def measure(flags: RwpoBenchmarks, _: Trials, name: Name, training: Trained, seed: int) -> Record:
-    """Quantities on test data, with pictures of the first seed."""
-    return examined(flags, name[0], training, pictured=seed == 0)
 
 
 def density_on_square(flow: Any) -> np.ndarray:
@@ -398,10 +390,8 @@ def closer(
     texts, verdicts, gaps = [], [], []
     for target in targets(results, model, base):
         own = numbers(results, target, model, key)
-        if key == "equal_time":  # of both when the shorter training has ended
-            plain = numbers(results, target, model, "equal_time_base")
-        else:
-            plain = numbers(results, target, base, key)
+        at_end = key == "equal_time"  # of both when the shorter training has ended
+        plain = numbers(results, target, *((model, f"{key}_base") if at_end else (base, key)))
         text, verdict = networks.paired(plain, own, ratio=ratio)
         texts.append(f"{title(target)} {text}, {verdict}")
         verdicts.append(verdict)
@@ -448,16 +438,16 @@ def findings(_: RwpoBenchmarks, trials: Trials, results: Results) -> list[Findin
     }
     asked = []
     for model, text in kinds.items():
-        for key, when in (("sliced_w2", "iterations"), ("equal_time", "time")):
-            statement = f"{claim}: {text}, equal {when}"
-            asked.append((model, "OT-Flow", key, statement, source))
+        keys = {"sliced_w2": f"{claim}: {text}, equal iterations",
+                "equal_time": f"{claim}: {text}, equal time"}  # fmt: skip
         if not model.startswith("printed"):
-            statement = f"it gives held-out points a higher likelihood: {text}"
-            asked.append((model, "OT-Flow", "nll", statement, source))
-    for model, text in kinds.items():
-        statement = f"{claim}: {text}, with the weights of eq. 16"
-        asked.append((f"{model} eq.16", "OT-Flow eq.16", "sliced_w2", statement,
-                      "[RWPO] eq. 16, Fig. 3"))  # fmt: skip
+            keys["nll"] = f"it gives held-out points a higher likelihood: {text}"
+        asked += [(model, "OT-Flow", key, words, source) for key, words in keys.items()]
+    asked += [
+        (f"{model} eq.16", "OT-Flow eq.16", "sliced_w2",
+         f"{claim}: {text}, with the weights of eq. 16", "[RWPO] eq. 16, Fig. 3")
+        for model, text in kinds.items()
+    ]  # fmt: skip
     verdicts = [closer(results, *each) for each in asked if targets(results, *each[:2])]
     return verdicts + [
         faster(results, model, f"it converges faster than OT-Flow: {text}", "[RWPO] section 5")
@@ -490,12 +480,9 @@ def tabulated(flags: RwpoBenchmarks, results: Results) -> Dataset:
                 array[i, j] = numbers(results, target, model, key)
     table = study.dataset(
         {key: (("target", "model", "seed"), values[key], text) for key, text in KEYS.items()},
-        {
-            "target": (rows, "density"),
-            "model": (models, "model"),
-            "seed": (range(flags.seeds), "seed"),
-        },
-    )
+        {"target": (rows, "density"), "model": (models, "model"),
+         "seed": (range(flags.seeds), "seed")},
+    )  # fmt: skip
     table["step_seconds"].attrs["units"] = "s"
     return table
 
@@ -522,7 +509,9 @@ EXPERIMENT = networks.Experiment(
     models=names,
     load=load,
     plan=plan,
-    measure=measure,
+    measure=lambda flags, _, name, trained, seed: examined(
+        flags, name[0], trained, pictured=seed == 0
+    ),
     table=tabulated,
     text=lambda flags, trials, found: report(
         flags, trials, found, cells(flags, found), floors(flags)

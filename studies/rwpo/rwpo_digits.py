@@ -56,8 +56,6 @@ CLOUD = 1024  # tokens whose attention is looked at: the batch of the paper
 HELD_OUT = slice(None, None, 5)  # of the test digits: the first half of MNIST's is easier
 PART = 256  # tokens that are followed at a time: as many as in training, for they may be a context
 GRID = 6  # digits along a side of an interpolation
-
-
 SPARSE = {
     "corrected": "the corrected sparse flow",
     "with itself": "the corrected flow whose tokens attend to themselves",
@@ -92,7 +90,7 @@ class RwpoDigits(FlowFlags):
     }  # fmt: skip
     dataset: Literal["mnist", "digits"] = "mnist"
     """Digits of MNIST, or the small ones of scikit-learn."""
-    dims: tuple[study.Count, ...] = (64,)
+    dims: study.Distinct[study.Count] = (64,)
     """Dimensions d of the latent space."""
     hidden: study.Count = 256
     """Width of the autoencoders."""
@@ -106,10 +104,6 @@ class RwpoDigits(FlowFlags):
     """Pictures of each Fréchet distance."""
     out: study.Folder = Path("results/rwpo_digits")
     """Folder for checkpoints, metrics, summary and figures."""
-
-    def check(self) -> None:
-        super().check()
-        study.distinct(self.dims, "--dims", 1)
 
 
 # Autoencoders and the classifier
@@ -216,12 +210,9 @@ def prepare(flags: RwpoDigits) -> Tools:
             )
             pairs = train.cpu(), train.cpu()
             loss = nets.train.objective(torch.nn.functional.mse_loss)
+        schedule = nets.train.Cosine(2e-3, 2e-5, 0, steps)
         settings = nets.train.TrainConfig(
-            steps=steps,
-            batch=batch,
-            schedule=nets.train.Cosine(2e-3, 2e-5, 0, steps),
-            seed=seed,
-            device=flags.device,
+            steps=steps, batch=batch, schedule=schedule, seed=seed, device=flags.device
         )
         data: Any = torch.utils.data.TensorDataset(*pairs)
         return Run(model, loss, data, settings, lambda model: {})
@@ -265,10 +256,7 @@ def latent(flags: RwpoDigits, tools: Tools, d: int, coder: nets.generative.Autoe
     pairs = tokens[: flags.tokens], tokens[flags.tokens :]
     some = test[HELD_OUT][:16]
     return Latent(
-        coder,
-        error,
-        z_train,
-        z_test,
+        coder, error, z_train, z_test,
         beta=beta_for(ENOUGH, *pairs, 1 / flags.steps, sampling.L1(LATE)),
         floors={
             "training digits": tools.frechet(train[few]),
@@ -281,7 +269,7 @@ def latent(flags: RwpoDigits, tools: Tools, d: int, coder: nets.generative.Autoe
             "whitened": attention_of(whitened, flags.lam),
         },
         pictures={"held-out": as_bytes(some), "reconstructed": as_bytes(coder(some))},
-    )
+    )  # fmt: skip
 
 
 # Attention
@@ -431,9 +419,7 @@ def measure(flags: RwpoDigits, tools: Tools, name: Name, training: Trained, seed
     """Quantities of a trained flow, in double precision."""
     import torch
 
-    record: Record = dict.fromkeys(SCALARS, float("nan"))
-    record["seconds"] = float(training.history["seconds"].sum())
-    record["parameters"] = sum(p.numel() for p in training.model.parameters())
+    record: Record = {"parameters": sum(p.numel() for p in training.model.parameters())}
     if training.diverged:
         return record
     flow: Any = copy.deepcopy(training.model).double().eval()
@@ -508,9 +494,6 @@ def findings(flags: RwpoDigits, tools: Tools, results: Results) -> list[study.Fi
     """Claims of the paper, with their verdicts."""
     dims = flags.dims
 
-    def values(model: str, d: int, key: str) -> np.ndarray:
-        return np.array([record[key] for record in results.records[f"{model} d{d}"]], dtype=float)
-
     def claim(statement: str, source: str, pairs: dict[int, tuple]) -> study.Finding:
         """Of numbers for every d: what should be less, and what it should be less than."""
         found = {d: networks.paired(more, less) for d, (less, more) in pairs.items()}
@@ -519,7 +502,10 @@ def findings(flags: RwpoDigits, tools: Tools, results: Results) -> list[study.Fi
         return study.Finding(statement, source, text, verdict)
 
     def than_ot_flow(model: str, key: str) -> dict[int, tuple]:
-        return {d: (values(model, d, key), values("OT-Flow", d, key)) for d in dims}
+        return {
+            d: (results.values(f"{model} d{d}", key), results.values(f"OT-Flow d{d}", key))
+            for d in dims
+        }
 
     claims = []
     sparse = {m: words for m, words in SPARSE.items() if f"{m} d{dims[0]}" in results.records}
@@ -532,27 +518,27 @@ def findings(flags: RwpoDigits, tools: Tools, results: Results) -> list[study.Fi
             f"d = {d}: {shown(one)} iterations, OT-Flow {shown(other)}"
             for d, (one, other) in steps.items()
         )
-        claims.append(study.Finding.decided(
-            f"{words} converges faster: it reaches the held-out likelihood with which OT-Flow ends "
-            "in fewer iterations", SECTION, text,
-            [bool((one < other).all()) for one, other in steps.values()],
-        ))  # fmt: skip
-        claims.append(claim(
-            f"{words} generalises better: lower held-out negative log likelihood than OT-Flow",
-            SECTION, than_ot_flow(model, "nll"),
-        ))  # fmt: skip
-    claims += [
-        claim(f"digits of {words} are closer to held-out digits than those of OT-Flow (Fréchet "
-              "distance)", f"{SECTION}, figure 7", than_ot_flow(model, "frechet"))
-        for model, words in (sparse | PRINTED).items()
-    ]  # fmt: skip
+        claims += [
+            study.Finding.decided(
+                f"{words} converges faster: it reaches the held-out likelihood with which OT-Flow "
+                "ends in fewer iterations", SECTION, text,
+                [bool((one < other).all()) for one, other in steps.values()],
+            ),
+            claim(f"{words} generalises better: lower held-out negative log likelihood than "
+                  "OT-Flow", SECTION, than_ot_flow(model, "nll")),
+        ]  # fmt: skip
     gaussian = {d: np.full(flags.seeds, tools.latents[d].floors["gaussian"]) for d in dims}
-    claims += [
-        claim(f"{words} learns the digits: closer to held-out digits than a Gaussian in the latent "
-              "space", SECTION, {d: (values(model, d, "frechet"), gaussian[d]) for d in dims})
-        for model, words in PRINTED.items()
+    frechet = {model: than_ot_flow(model, "frechet") for model in (*sparse, *PRINTED)}
+    return [
+        *claims,
+        *(claim(f"digits of {words} are closer to held-out digits than those of OT-Flow (Fréchet "
+                "distance)", f"{SECTION}, figure 7", frechet[model])
+          for model, words in (sparse | PRINTED).items()),
+        *(claim(f"{words} learns the digits: closer to held-out digits than a Gaussian in the "
+                "latent space", SECTION, {d: (frechet[model][d][0], gaussian[d]) for d in dims})
+          for model, words in PRINTED.items()),
+        *interactions(tools),
     ]  # fmt: skip
-    return [*claims, *interactions(tools)]
 
 
 def interactions(tools: Tools) -> list[study.Finding]:

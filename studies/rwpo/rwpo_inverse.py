@@ -221,10 +221,7 @@ def simulated(flags: RwpoInverse, name: str) -> Data:
     trial = forward.InverseProblem(model, lam=LAM, noise=1.0).simulate(500, seed=10)
     noise = case.noise * float(np.sqrt(trial.clean.var(axis=0).mean()))
     problem = forward.InverseProblem(model, lam=LAM, noise=noise)
-    train, check = (
-        problem.simulate(flags.pairs, seed=11),
-        problem.simulate(2 * flags.ranked, seed=12),
-    )
+    train, check = (problem.simulate(*each) for each in ((flags.pairs, 11), (2 * flags.ranked, 12)))
     return Data(case, problem, problem.summary(1000, most=64), train, check, informed(problem))
 
 
@@ -319,19 +316,18 @@ def references(flags: RwpoInverse, name: str, known: Data) -> dict[str, FloatArr
         with np.load(file) as kept:
             if str(kept["key"]) == key:
                 return {k: kept[k] for k in kept.files if k != "key"}
-    found: dict[str, list[Any]] = {"draws": [], "r_hat": [], "ess": []}
-    for k in range(known.case.tests):
-        chains = reference_of(name, known, known.check.y[k], flags.draws, seed=k)
-        x = chains["samples"].values
-        found["draws"].append(x.reshape(-1, x.shape[2])[:: max(1, x.shape[0] * x.shape[1] // 2000)])
-        found["draws"][-1] = found["draws"][-1][:2000]
-        found["r_hat"].append(float(chains["r_hat"].max()))
-        found["ess"].append(float(chains["ess"].min()))
-    arrays = {k: np.array(values) for k, values in found.items()}
+    chains = [reference_of(name, known, known.check.y[k], flags.draws, seed=k)
+              for k in range(known.case.tests)]  # fmt: skip
+    draws = [chain["samples"].values.reshape(-1, known.case.dim) for chain in chains]
+    found = {
+        "draws": np.array([x[:: max(1, len(x) // 2000)][:2000] for x in draws]),
+        "r_hat": np.array([float(chain["r_hat"].max()) for chain in chains]),
+        "ess": np.array([float(chain["ess"].min()) for chain in chains]),
+    }
     draft = flags.out / f".reference-{name}-{os.getpid()}.npz"
-    np.savez(draft, key=key, draws=arrays["draws"], r_hat=arrays["r_hat"], ess=arrays["ess"])
+    np.savez(draft, key=key, draws=found["draws"], r_hat=found["r_hat"], ess=found["ess"])
     draft.replace(file)
-    return arrays
+    return found
 
 
 def reference_of(name: str, known: Data, y: FloatArray, draws: int, seed: int) -> Any:
@@ -404,8 +400,7 @@ def measure(
     """All quantities of a trained flow."""
     import torch
 
-    record: Record = dict.fromkeys(NUMBERS, np.nan)
-    record |= {"seconds": float(training.history["seconds"].sum()), "ranks": None, "draws": None}
+    record: Record = {"ranks": None, "draws": None}
     if training.diverged:
         return record
     problem, model = name
@@ -438,18 +433,16 @@ def measure(
     rows = slice(flags.ranked, 2 * flags.ranked)
     ranked = draw(flow, features[rows], 31, seed=200 + seed) @ known.directions.T
     ranks = reference.rank_test(known.check.x[rows] @ known.directions.T, ranked)
-    attention = np.nan
     if MODELS[model].options is not None:
         with torch.no_grad():
-            given = tensors(known.check.x[:256], features[:256])
-            attention = float(np.nanmean(flow.ess(*given).numpy()))  # type: ignore[operator]
+            sizes = flow.ess(*tensors(known.check.x[:256], features[:256]))  # type: ignore[operator]
+        record["attention"] = float(np.nanmean(sizes.numpy()))
     return record | {
         "relative_l1": float(np.mean(mine_l1)),
         "reference_l1": float(np.mean(exact_l1)),
         "rank_p": float(min(1.0, ranks.p_value.min() * len(ranks.p_value))),
         "coverage_50": float(ranks.coverage[:, 0].mean()),
         "coverage_90": float(ranks.coverage[:, 1].mean()),
-        "attention": attention,
         "ranks": ranks.counts.tolist(),
         "draws": drawn[0].tolist(),  # of the first data set, for the figures
     }
@@ -463,14 +456,12 @@ SECTION = "[RWPO] section 4.2"
 # Whether the key is smaller for the first model than for the second; [RWPO] names its figure.
 CLAIMS = (
     *(claim for model, words in CORRECTED.items() for claim in (
-        ("the validation loss decreases faster with the sparse transformer than without "
-         f"({words})", "", model, "ot-flow", "area"),
-        (f"the posterior mean is more accurate with it ({words})", "",
-         model, "ot-flow", "mean_error"),
-        (f"the posterior deviations are more accurate with it ({words})", "",
-         model, "ot-flow", "spread_error"),
-        (f"the relative L1 error is smaller with it ({words})", "",
-         model, "ot-flow", "relative_l1"),
+        *((f"{statement} ({words})", "", model, "ot-flow", key) for statement, key in (
+            ("the validation loss decreases faster with the sparse transformer than without",
+             "area"),
+            ("the posterior mean is more accurate with it", "mean_error"),
+            ("the posterior deviations are more accurate with it", "spread_error"),
+            ("the relative L1 error is smaller with it", "relative_l1"))),
         (f"the same by the reverse divergence ({words})", SECTION,
          f"{model}-kl", "ot-flow-kl", "relative_l1"),
     )),
@@ -505,10 +496,7 @@ def by_problem(results: Results) -> dict[str, Results]:
 def findings(problem: str, results: Results) -> list[study.Finding]:
     """Claims of the paper and of this study about a problem, with their verdicts."""
 
-    def values(model: str, key: str) -> np.ndarray:
-        return np.array([record[key] for record in results.records[model]])
-
-    found = []
+    values, found = results.values, []
     for statement, source, low, high, key in CLAIMS:
         if {low, high} <= set(results.records):
             more, less = values(high, key), values(low, key)
@@ -520,7 +508,7 @@ def findings(problem: str, results: Results) -> list[study.Finding]:
         ratio, without = (values(model, "variance_ratio") for model in ("supervised", "ot-flow-kl"))
         found.append(study.Finding(
             f"{problem}: with the supervised term the posterior keeps its variance, within 5 per "
-            "cent", "[RWPO] section 4.2",
+            "cent", SECTION,
             f"trace of the covariance over that of the reference {ratio.mean():.3g} with the "
             f"term, {without.mean():.3g} without", networks.paired(ratio, 0.95 * without)[1],
         ))  # fmt: skip
@@ -572,10 +560,8 @@ def report(flags: RwpoInverse, data: dict[str, Data], results: Results) -> str:
             f"{first['reference_l1']:.3g}:\n\n{study.markdown_table(table)}"
         )
     if "impedance" in problems:
-        without, with_it = (
-            ", ".join(f"{value:g}" for value in PUBLISHED["Figure 6"][key])
-            for key in ("without", "with")
-        )
+        without, with_it = (", ".join(f"{value:g}" for value in PUBLISHED["Figure 6"][key])
+                            for key in ("without", "with"))  # fmt: skip
         parts.append(
             "Published relative L1 errors of three inclusions (figure 6), per cent: without "
             f"attention {without}; with it {with_it}."
@@ -601,9 +587,7 @@ def decide(flags: RwpoInverse, _: dict[str, Data], results: Results) -> list[stu
 
 EXPERIMENT = networks.Experiment(
     name="rwpo_inverse",
-    models=lambda flags: {
-        f"{p} {model}": (p, model) for p in flags.problem for model in flags.models
-    },
+    models=lambda flags: {f"{p} {m}": (p, m) for p in flags.problem for m in flags.models},
     load=load,
     plan=plan,
     measure=measure,

@@ -6,6 +6,8 @@ import numpy as np
 from scipy.integrate import solve_ivp
 from scipy.special import ive
 
+from wflow import meanfield
+from wflow.heads import Frozen
 from wflow.meanfield.mesh import Quadrature
 
 FLOWS = ("softmax", "unnormalised", "effective")
@@ -15,6 +17,13 @@ CIRCLE_HEADS = np.array([[[1.0, 0.3], [0.3, -0.5]], [[0.2, -0.6], [-0.6, 1.5]]])
 
 def start(x: np.ndarray) -> np.ndarray:
     return np.exp(x[:, 0] + 0.5 * x[:, 1])
+
+
+def solve(mesh: Any, t_final: float, density: Any = start, law: Any = None, **options: Any) -> Any:
+    """A run of densities, of `start` under CIRCLE_HEADS at rest unless others are given."""
+    law = Frozen() if law is None else law
+    options = {"heads": CIRCLE_HEADS} | options
+    return meanfield.solve(density, law, mesh=mesh, t_final=t_final, **options)
 
 
 def last(run: Any) -> np.ndarray:

@@ -34,8 +34,7 @@ def strong_order(mesh, scheme, coarse, exact):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "coarse", "exact"),
-    [(Circle(24), (64, 128), False), (Fourier(12), (16, 32, 64), True)],
+    ("mesh", "coarse", "exact"), [(Circle(24), (64, 128), False), (Fourier(12), (16, 32, 64), True)]
 )
 def test_densities_under_noisy_heads_have_strong_order_three_halves(mesh, coarse, exact):
     order, errors = strong_order(mesh, "sra1", coarse, exact)

@@ -5,23 +5,14 @@ import math
 from functools import lru_cache
 from typing import Any
 
+import mean_field_references as reference
 import numpy as np
 import pytest
-from mean_field_references import (
-    CIRCLE_HEADS,
-    DIRECTIONS,
-    FLOWS,
-    at_centres,
-    fourier,
-    last,
-    legendre,
-    start,
-)
+from mean_field_references import CIRCLE_HEADS, DIRECTIONS, FLOWS, at_centres, last, solve, start
 from scipy.integrate import solve_ivp
 
 import wflow
-from wflow import meanfield
-from wflow.heads import Frozen, HeadLaw, Oscillating
+from wflow.heads import HeadLaw, Oscillating
 from wflow.meanfield import Circle, Fourier, Sphere
 
 EVERY = [(flow, direction) for flow in FLOWS for direction in DIRECTIONS]
@@ -29,17 +20,13 @@ SAVE = wflow.SaveAt(budget=False, every=100)
 AXIAL = np.array([[0.5, 1.5], [-0.4, 1.0]])  # diag(a, a, c)
 
 
-def solved(density: Any, mesh: Any, D: np.ndarray, t: float, **options: Any) -> np.ndarray:
-    law = options.pop("law", Frozen())
-    return last(meanfield.solve(density, law, mesh=mesh, heads=D, t_final=t, save=SAVE, **options))
+def solved(mesh: Any, t: float, **options: Any) -> np.ndarray:
+    return last(solve(mesh, t, save=SAVE, **options))
 
 
-def errors_of(exact: Any, meshes: Any, *problem: Any, **options: Any) -> list[float]:
-    """Integrals of the error at the end; exact: a function of the mesh."""
-    return [
-        mesh.integrate(np.abs(solved(problem[0], mesh, *problem[1:], **options) - exact(mesh)))
-        for mesh in meshes
-    ]
+def errors_of(exact: Any, meshes: Any, t: float, **options: Any) -> list[float]:
+    """Integrals of the error at t; exact: a function of the mesh."""
+    return [mesh.integrate(np.abs(solved(mesh, t, **options) - exact(mesh))) for mesh in meshes]
 
 
 def ratios(errors: list[float], *what: Any) -> np.ndarray:
@@ -51,14 +38,13 @@ def ratios(errors: list[float], *what: Any) -> np.ndarray:
 def on_the_circle(flow, direction, kappa, *, t=0.25, sizes=(64, 128), **options):
     exact = fourier_once(flow, direction, kappa, t)
     options |= {"flow": flow, "direction": direction, "kappa": kappa}
-    meshes, problem = map(Circle, sizes), (start, CIRCLE_HEADS, t)
-    errors = errors_of(lambda mesh: at_centres(exact, mesh), meshes, *problem, **options)
+    errors = errors_of(lambda mesh: at_centres(exact, mesh), map(Circle, sizes), t, **options)
     return ratios(errors, "circle", options), errors
 
 
 @lru_cache
 def fourier_once(flow: str, direction: str, kappa: float, t: float) -> Any:
-    return fourier(flow, direction, kappa, t, lambda t: CIRCLE_HEADS)
+    return reference.fourier(flow, direction, kappa, t, lambda t: CIRCLE_HEADS)
 
 
 @pytest.mark.parametrize(("flow", "direction"), EVERY)
@@ -76,10 +62,12 @@ def test_reconstruction_has_second_order_on_the_circle_and_upwind_fluxes_first(c
 
 
 def on_the_sphere(flow, direction, kappa, sizes, *, t=0.15, **options):
-    exact = legendre(flow, direction, kappa, t, AXIAL, np.exp)
+    exact = reference.legendre(flow, direction, kappa, t, AXIAL, np.exp)
     options |= {"flow": flow, "direction": direction, "kappa": kappa}
-    problem = lambda x: np.exp(x[:, 2]), np.array([np.diag([a, a, c]) for a, c in AXIAL]), t
-    errors = errors_of(lambda mesh: exact(mesh.centres), map(Sphere, sizes), *problem, **options)
+    errors = errors_of(
+        lambda mesh: exact(mesh.centres), map(Sphere, sizes), t, density=lambda x: np.exp(x[:, 2]),
+        heads=np.array([np.diag([a, a, c]) for a, c in AXIAL]), **options,
+    )  # fmt: skip
     return ratios(errors, "sphere", options), errors
 
 
@@ -105,11 +93,9 @@ def test_rotating_heads_turn_the_solution_with_them() -> None:
         return R @ CIRCLE_HEADS @ R.T
 
     law = HeadLaw(lambda D, t: speed * (turn @ D - D @ turn))
-    exact = fourier("softmax", "ascent", 0.1, 0.5, heads)
-    errors = errors_of(
-        lambda mesh: at_centres(exact, mesh), (Circle(32), Circle(64)), start, CIRCLE_HEADS, 0.5,
-        law=law, kappa=0.1, direction="ascent",
-    )  # fmt: skip
+    exact = reference.fourier("softmax", "ascent", 0.1, 0.5, heads)
+    meshes, options = (Circle(32), Circle(64)), {"kappa": 0.1, "direction": "ascent"}
+    errors = errors_of(lambda mesh: at_centres(exact, mesh), meshes, 0.5, law=law, **options)
     assert 3.4 < errors[0] / errors[1] < 4.6
 
 
@@ -123,9 +109,9 @@ LAWSON = [("euler", 1), ("heun", 2), ("rk4", 4)]
 )
 def test_the_order_of_every_scheme_in_time(mesh: Any, kappa: float, scheme: Any, order: int):
     def at(steps: int, scheme: Any) -> Any:
-        return meanfield.solve(
-            start, Oscillating(2), mesh=mesh, heads=CIRCLE_HEADS / 2, t_final=0.4, dt=0.4 / steps,
-            kappa=kappa, scheme=scheme,
+        return solve(
+            mesh, 0.4, law=Oscillating(2), heads=CIRCLE_HEADS / 2, dt=0.4 / steps, kappa=kappa,
+            scheme=scheme,
         )  # fmt: skip
 
     spectral = isinstance(mesh, Fourier)
@@ -174,7 +160,7 @@ def error_of_clusters(flow: Any, mesh: Any, ends: Any, m: float, reconstruct: bo
     density = np.zeros(mesh.cells)
     density[cells] = np.array([m, 1 - m]) / mesh.areas[cells]
     found = solved(
-        density, mesh, BETAS[:, None, None] * np.eye(mesh.dim + 1), t, flow=flow,
+        mesh, t, density=density, heads=BETAS[:, None, None] * np.eye(mesh.dim + 1), flow=flow,
         direction="ascent", reconstruct=reconstruct,
     )  # fmt: skip
     masses = found * mesh.areas
@@ -192,10 +178,8 @@ def test_densities_of_two_clusters_follow_their_law_at_first_order(cases: Any) -
     for flow in FLOWS[: cases(1, 3)]:
         for m in (0.5, 0.3)[: cases(1, 2)]:
             for reconstruct in (True, False):
-                errors = [
-                    error_of_clusters(flow, Circle(cells), ends, m, reconstruct)
-                    for cells in cases((64, 128), (64, 128, 256, 512))
-                ]
+                meshes = map(Circle, cases((64, 128), (64, 128, 256, 512)))
+                errors = [error_of_clusters(flow, each, ends, m, reconstruct) for each in meshes]
                 assert (ratios(errors, "clusters", flow, m, reconstruct) > 1.7).all()
                 assert errors[-1] < cases(0.05, 0.03)
 
@@ -204,10 +188,8 @@ def test_clusters_on_the_sphere_follow_their_law_at_first_order(cases: Any) -> N
     ends = [[1.0, 0.2, 0.1], [0.2, 1.0, 0.1]]
     for flow in FLOWS[: cases(1, 3)]:
         for reconstruct in (True, False)[: cases(1, 2)]:
-            sizes = cases((162, 642), (642, 2562, 10242))
-            errors = [
-                error_of_clusters(flow, Sphere(cells), ends, 0.5, reconstruct) for cells in sizes
-            ]
+            meshes = map(Sphere, cases((162, 642), (642, 2562, 10242)))
+            errors = [error_of_clusters(flow, each, ends, 0.5, reconstruct) for each in meshes]
             found = ratios(errors, "clusters on the sphere", flow, reconstruct)
             assert found[-1] > cases(1.3, 1.7)
 
@@ -219,8 +201,9 @@ def test_a_turned_problem_has_the_turned_solution_at_the_order_of_the_mesh(cases
         errors = []
         for cells in cases((162, 642), (162, 642, 2562)):
             mesh = Sphere(cells)
-            plain = solved(start, mesh, D, 0.2, kappa=kappa)
-            turned = solved(lambda x: start(x @ R), mesh, R @ D @ R.T, 0.2, kappa=kappa)
+            plain = solved(mesh, 0.2, heads=D, kappa=kappa)
+            given: Any = {"density": lambda x: start(x @ R), "heads": R @ D @ R.T, "kappa": kappa}
+            turned = solved(mesh, 0.2, **given)
             back = mesh.centres @ R
             near = mesh.nearest(back)
             slopes = mesh.gradient(plain)[near]
@@ -249,9 +232,7 @@ def bounds(mesh: Any, D: np.ndarray, density: np.ndarray, kappa: float, sign: in
 
 def change(mesh: Any, D: np.ndarray, density: np.ndarray, dt: float, **options: Any) -> float:
     """Of the free energy in one step."""
-    run = meanfield.solve(
-        density, Frozen(), mesh=mesh, heads=D, t_final=dt, dt=dt, flow="unnormalised", **options
-    )
+    run = solve(mesh, dt, density, heads=D, dt=dt, flow="unnormalised", **options)
     return float(run.free_energy[0, -1] - run.free_energy[0, 0])
 
 
@@ -311,9 +292,9 @@ def test_the_budget_closes_at_the_order_of_the_scheme_from_the_bound_of_positivi
     steps = math.ceil(1.2 * 0.3 / positive)  # the bound falls by less
     residuals = []
     for count in (steps, 2 * steps, 4 * steps):
-        run = meanfield.solve(
-            density, Frozen(), mesh=mesh, heads=D, t_final=0.3, dt=0.3 / count, kappa=0.1,
-            direction="ascent", flow="unnormalised", scheme=scheme,
+        run = solve(
+            mesh, 0.3, density, heads=D, dt=0.3 / count, kappa=0.1, direction="ascent",
+            flow="unnormalised", scheme=scheme,
         )  # fmt: skip
         residuals.append(float(run.edi_residual[0, -1]))
     # What is left for short steps is that of the cells.

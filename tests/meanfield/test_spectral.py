@@ -3,14 +3,15 @@
 import math
 from typing import Any
 
+import mean_field_references as reference
 import numpy as np
 import pytest
-from mean_field_references import CIRCLE_HEADS, FLOWS, at_centres, fourier, last, legendre, start
+from mean_field_references import CIRCLE_HEADS, FLOWS, at_centres, last, solve, start
 from scipy.special import sph_harm_y
 
 import wflow
 from wflow import meanfield
-from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating
+from wflow.heads import HeadLaw, OrnsteinUhlenbeck, Oscillating
 from wflow.meanfield import Circle, Fourier, Harmonics, Sphere
 
 
@@ -57,14 +58,11 @@ CASES = [*((flow, "ascent") for flow in FLOWS), ("softmax", "descent")]
 
 @pytest.mark.parametrize(("flow", "direction"), CASES)
 def test_errors_fall_like_a_geometric_series_on_the_circle(flow: Any, direction: Any) -> None:
-    exact = fourier(flow, direction, 0.1, 0.3, lambda t: CIRCLE_HEADS)
+    exact = reference.fourier(flow, direction, 0.1, 0.3, lambda t: CIRCLE_HEADS)
     mesh, errors = Circle(64), []
     for degree in (12, 16, 20):
         modes = Fourier(degree)
-        run = meanfield.solve(
-            start, Frozen(), mesh=modes, heads=CIRCLE_HEADS, t_final=0.3, dt=0.01, kappa=0.1,
-            flow=flow, direction=direction,
-        )  # fmt: skip
+        run = solve(modes, 0.3, dt=0.01, kappa=0.1, flow=flow, direction=direction)
         errors.append(np.abs(modes.at(last(run), mesh.centres) - at_centres(exact, mesh)).max())
     # The reference is accurate to 1e-10.
     assert errors[0] < 1e-5 and errors[1] < 0.05 * errors[0] + 1e-10
@@ -74,16 +72,16 @@ def test_errors_fall_like_a_geometric_series_on_the_circle(flow: Any, direction:
 @pytest.mark.parametrize(("flow", "direction"), CASES)
 def test_errors_fall_like_a_geometric_series_on_the_sphere(flow: Any, direction: Any) -> None:
     heads = np.array([[0.5, 1.5], [-0.4, 1.0]])
-    exact = legendre(flow, direction, 0.1, 0.1, heads, np.exp)
+    exact = reference.legendre(flow, direction, 0.1, 0.1, heads, np.exp)
     D = np.array([np.diag([a, a, c]) for a, c in heads])
     # Turned, so that the problem is not aligned with the grid.
     R = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0]
     errors = []
     for degree in (10, 14):
         modes = Harmonics(degree)
-        run = meanfield.solve(
-            lambda x: np.exp((x @ R)[:, 2]), Frozen(), mesh=modes, heads=R @ D @ R.T, t_final=0.1,
-            dt=0.02, kappa=0.1, flow=flow, direction=direction,
+        run = solve(
+            modes, 0.1, lambda x: np.exp((x @ R)[:, 2]), heads=R @ D @ R.T, dt=0.02, kappa=0.1,
+            flow=flow, direction=direction,
         )  # fmt: skip
         errors.append(np.abs(last(run) - exact(modes.centres @ R)).max())
     # The reference is accurate to 1e-9.
@@ -98,10 +96,10 @@ def test_finite_volumes_agree_at_their_order(modes: Any, meshes: Any) -> None:
     d = modes.dim + 1
     kwargs: Any = {"heads": Oscillating(d).target(0.3, 2) / 3, "t_final": 0.2, "kappa": 0.1}
     density = start if d == 2 else tilted
-    exact = last(meanfield.solve(density, Frozen(), mesh=modes, **kwargs))
+    exact = last(solve(modes, density=density, **kwargs))
     errors = []
     for mesh in meshes:
-        found = last(meanfield.solve(density, Frozen(), mesh=mesh, **kwargs))
+        found = last(solve(mesh, density=density, **kwargs))
         errors.append(mesh.integrate(np.abs(found - modes.at(exact, mesh.centres))))
     assert errors[1] < 1e-2 and 3.3 < errors[0] / errors[1] < 4.6
 
@@ -113,9 +111,9 @@ def test_rotating_heads_carry_a_travelling_solution() -> None:
     law = HeadLaw(lambda D, t: speed * (turn @ D - D @ turn))
     modes = Fourier(20)
     shift = 2 * math.pi * 20 / modes.cells / speed  # the time of 20 nodes
-    run = meanfield.solve(
-        lambda x: 1 + 0.5 * x[:, 0] ** 2, law, mesh=modes, heads=D, t_final=8 * shift,
-        dt=shift / 30, save=wflow.SaveAt(snapshots=[7 * shift, 8 * shift], every=60), kappa=0.5,
+    run = solve(
+        modes, 8 * shift, lambda x: 1 + 0.5 * x[:, 0] ** 2, law=law, heads=D, dt=shift / 30,
+        save=wflow.SaveAt(snapshots=[7 * shift, 8 * shift], every=60), kappa=0.5,
         direction="ascent",
     )  # fmt: skip
     before, after = run.density[0].values
@@ -128,8 +126,8 @@ def test_a_turned_problem_has_the_turned_solution() -> None:
     D = Oscillating(3).target(0.3, 2) / 3
     modes = Harmonics(12)
     kwargs: Any = {"mesh": modes, "t_final": 0.1, "dt": 0.01, "kappa": 0.2}
-    plain = meanfield.solve(tilted, Frozen(), heads=D, **kwargs)
-    turned = meanfield.solve(lambda x: tilted(x @ R), Frozen(), heads=R @ D @ R.T, **kwargs)
+    plain = solve(density=tilted, heads=D, **kwargs)
+    turned = solve(density=lambda x: tilted(x @ R), heads=R @ D @ R.T, **kwargs)
     assert np.abs(modes.at(last(plain), modes.centres @ R) - last(turned)).max() < 1e-6
 
 
@@ -142,7 +140,7 @@ def test_the_budget_of_noisy_heads_and_the_heads_are_those_of_finite_volumes(mod
         "heads": np.eye(d)[None] / 2, "t_final": 0.02, "dt": 0.002, "paths": 2, "seed": 3,
         "kappa": 0.1, "save": wflow.SaveAt(every=10, heads=True, paths=(0, 1)),
     }  # fmt: skip
-    a, b = (meanfield.solve(lambda x: 2 + x[:, 0], law, mesh=m, **kwargs) for m in (modes, mesh))
+    a, b = (solve(m, density=lambda x: 2 + x[:, 0], law=law, **kwargs) for m in (modes, mesh))
     assert np.array_equal(a.heads, b.heads)
     for name in ("energy", "dissipation", "upper_gradient_sq", "weight_power", "ito_power",
                  "diffusion_power", "martingale", "entropy", "free_energy"):  # fmt: skip
@@ -153,5 +151,5 @@ def test_the_budget_of_noisy_heads_and_the_heads_are_those_of_finite_volumes(mod
 def test_a_density_that_outgrows_its_modes_is_refused_where_it_does() -> None:
     given: Any = {"heads": 4 * CIRCLE_HEADS, "direction": "ascent", "t_final": 2.0, "kappa": 0.1}
     with pytest.raises(wflow.BlowUpError, match="resolved") as caught:
-        meanfield.solve(start, Frozen(), mesh=Fourier(16), **given)
+        solve(Fourier(16), **given)
     assert 0 < caught.value.time < 2 and float(caught.value.run.spectral_tail[0, 0]) < 1e-5

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from run_layouts import a_layout, attrs
 
 import wflow
-from wflow import InputError
+from wflow import InputError, plots
 from wflow.plots.accessor import RunAccessor
 from wflow.runs.store import RunWriter
 
@@ -90,15 +90,6 @@ def test_an_unfinished_run_says_so(tmp_path):
             ds.wflow.plot()
 
 
-def test_minimizing_movements_show_their_energy():
-    law = wflow.heads.Frozen()
-    found = wflow.jko.minimizing_movements(np.eye(3), law, heads=1, t_final=0.2, tau=0.1)
-    text = repr(found.wflow)
-    assert (
-        text.startswith("<wflow run: minimizing movements, metric") and "energy at the end" in text
-    )
-
-
 @pytest.mark.parametrize("kind", [None, "energy_balance", "gradient_over_time", "tokens"])
 def test_plot_draws(run, kind):
     assert isinstance(run.wflow.plot(kind), Figure)
@@ -117,6 +108,8 @@ def test_a_figure_of_what_was_not_recorded_names_the_option_that_records_it(run,
     silent = solved(save=wflow.SaveAt(budget=False))
     asked = [
         (r"budget=True", silent.wflow.budget),
+        (r'budget=True.*"speed_sq"', lambda: plots.energy_balance(silent)),
+        (r'budget=True.*"speed_sq"', lambda: plots.gradient_over_time(silent)),
         (r"causal", lambda: general.wflow.plot("gradient_over_time")),
         (r"budget=False", lambda: run.wflow.plot("speed")),
         (r"gradient_over_time", lambda: run.wflow.plot("energy")),
@@ -124,6 +117,7 @@ def test_a_figure_of_what_was_not_recorded_names_the_option_that_records_it(run,
     for option, ask in asked:
         with pytest.raises(InputError, match=option):
             ask()
+    assert plots.gradient_over_time(silent, "speed_sq").axes[0].has_data()
 
 
 def test_runs_of_a_study_have_it_too(tmp_path):

@@ -40,9 +40,7 @@ def words(playing: Any) -> str:
 
 
 @pytest.mark.parametrize("d", [2, 3, 5])
-def test_gif_has_a_frame_for_every_snapshot_and_tokens_and_marker_move(
-    d: int, tmp_path: Path
-) -> None:
+def test_gif_has_a_frame_for_every_snapshot_and_tokens_and_marker_move(d, tmp_path):
     playing = plots.animate(solved(d), tmp_path / "a.gif", dpi=40, fps=10)
     frames = pictures(tmp_path / "a.gif")
     assert len(frames) == 5
@@ -87,9 +85,7 @@ def test_every_token_may_have_its_colour() -> None:
             plots.animate(run, colour=given)
 
 
-def test_tokens_and_snapshots_left_out_are_counted_in_the_title(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tokens_and_snapshots_left_out_are_counted_in_the_title(monkeypatch):
     run = solved(n=30, frames=9)
     monkeypatch.setattr(animation, "MAX_TOKENS", 20)
     playing = plots.animate(run, frames=4)
@@ -129,9 +125,7 @@ def test_mp4_is_written_with_ffmpeg(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["a.mp4"]
 
 
-def test_files_that_cannot_be_written_are_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_cannot_be_written_are_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     run = solved()
     (tmp_path / "a.gif").mkdir()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from PIL import Image
+from test_animation import pictures
 
 import wflow
 from wflow import InputError, meanfield, plots
@@ -76,12 +76,8 @@ def test_animations_of_densities_are_written(sphere, circle, tmp_path):
     for name, run in (("sphere", sphere), ("circle", circle)):
         file = tmp_path / f"{name}.gif"
         plots.animate(run, file, dpi=40)
-        with Image.open(file) as image:
-            assert image.n_frames == 3
-            frames = []
-            for k in range(3):
-                image.seek(k)
-                frames.append(np.asarray(image.convert("RGB"), int))
+        frames = pictures(file)
+        assert len(frames) == 3
         assert np.abs(frames[0] - frames[2]).max() > 20
 
 

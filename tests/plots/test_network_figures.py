@@ -17,11 +17,8 @@ def history(values: list[float], complete: bool = True) -> xr.Dataset:
 @pytest.mark.parametrize(("log", "mean"), [(False, [2.5, 5.0]), (True, [2.0, 4.0])])
 def test_the_line_is_the_mean_of_the_seeds_that_ended(log, mean):
     axis = Figure().subplots()
-    runs = {
-        "a": [history([1.0, 2.0]), history([4.0, 8.0]), history([9.0], complete=False)],
-        "b": [],
-    }
-    draw_histories(axis, runs, "loss", {"a": "red", "b": "blue"}, log=log)
+    ended = [history([1.0, 2.0]), history([4.0, 8.0]), history([9.0], complete=False)]
+    draw_histories(axis, {"a": ended, "b": []}, "loss", {"a": "red", "b": "blue"}, log=log)
     (line,) = axis.lines
     np.testing.assert_allclose(line.get_xdata(), [0, 10])
     np.testing.assert_allclose(line.get_ydata(), mean)

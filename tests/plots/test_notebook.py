@@ -119,22 +119,10 @@ LACKING: list[tuple[Callable[[xr.Dataset], Any], tuple[str, ...], str]] = [
 
 
 @pytest.mark.parametrize(("draw", "dropped", "option"), LACKING)
-def test_error_of_a_run_that_lacks_the_data_names_the_option(
-    draw: Callable[[xr.Dataset], Any], dropped: tuple[str, ...], option: str, run: xr.Dataset
-) -> None:
+def test_error_of_a_run_that_lacks_the_data_names_the_option(draw, dropped, option, run):
     with pytest.raises(InputError, match=rf"(?s){option}") as caught:
         draw(run.drop_vars(dropped))
     assert "save=wflow.SaveAt(" in str(caught.value)
-
-
-def test_run_without_a_budget_is_told_what_can_be_drawn_of_it() -> None:
-    x0 = wflow.tokens.uniform(n=8, d=2, seed=0)
-    save = wflow.SaveAt(budget=False)
-    run = wflow.solve(x0, wflow.heads.Frozen(), heads=1, t_final=0.2, dt=0.1, save=save)
-    for draw in (plots.energy_balance, plots.gradient_over_time):
-        with pytest.raises(InputError, match=r'budget=True.*"speed_sq"'):
-            draw(run)
-    assert plots.gradient_over_time(run, "speed_sq").axes[0].has_data()
 
 
 def test_clusters_of_several_paths_are_drawn_with_their_mean() -> None:

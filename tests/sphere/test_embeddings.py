@@ -46,10 +46,9 @@ def write(path: Path, array: np.ndarray) -> Path:
     return path
 
 
-SUFFIXES = (".npy", ".npz", ".csv", ".parquet", ".h5", ".hdf5", ".nc", ".NPY")
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    "suffix", [".npy", ".npz", ".csv", ".parquet", ".h5", ".hdf5", ".nc", ".NPY"]
+)
 def test_every_kind_of_file_gives_the_same_normalised_rows(tmp_path, suffix):
     path = write(tmp_path / f"embeddings{suffix.lower()}", DATA)
     path = path.rename(path.with_suffix(suffix))

@@ -124,8 +124,9 @@ def test_distances_of_pairs_are_accurate_for_every_power_and_size():
         y[-(min(n, m) // 3) - 1 :] = -x[-(min(n, m) // 3) - 1 :]
         chord = np.sqrt(((x[:, None] - y) ** 2).sum(-1))
         angle = 2 * np.arctan2(chord, np.sqrt(((x[:, None] + y) ** 2).sum(-1)))
-        for p in (1.0, 2.0, 3.5):
-            for chordal, want in ((False, angle), (True, chord)):
-                found = wflow.sphere.geodesics.pair_costs(x, y, p, chordal)
+        for cost, want in (("geodesic", angle), ("chordal", chord)):
+            assert np.allclose(transport.distance(x, y, cost), want, rtol=4e-15, atol=0)
+            for p in (1.0, 2.0, 3.5):
+                found = wflow.sphere.geodesics.pair_costs(x, y, p, cost == "chordal")
                 assert found.shape == (n, m)
                 assert np.allclose(found, want**p, rtol=4e-15, atol=0)

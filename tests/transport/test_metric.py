@@ -170,11 +170,9 @@ def test_distance_of_one_token_is_the_integral_of_the_root_of_b_at_second_order(
 
 def test_a_distance_is_extrapolated_from_two_numbers_of_segments_or_not_at_all():
     D = np.array([[[1.5, 0.0], [0.0, -1.0]]])
-    one, two, three, four = (
-        metric.weighted_distance(circle(0.3), circle(1.2), D, segments=K) for K in (1, 2, 3, 4)
-    )
-    for found in (one, two, three):
-        assert found.extrapolated is None and np.isfinite(found.value)
+    x, y = circle(0.3), circle(1.2)
+    *some, four = (metric.weighted_distance(x, y, D, segments=K) for K in (1, 2, 3, 4))
+    assert all(found.extrapolated is None and np.isfinite(found.value) for found in some)
     exact = circle_distance(D, 0.3, 1.2)
     assert abs(four.extrapolated - exact) < abs(four.value - exact) / 4
 
@@ -265,10 +263,8 @@ def test_distance_is_symmetric_and_lies_between_its_bounds(seed, n, d, heads) ->
 def test_distance_obeys_the_triangle_inequality(seed) -> None:
     x, y, D = problem(seed, n=6)
     z = unit(np.random.default_rng(seed + 77), 6, 3)
-    xy, yz, xz = (
-        metric.weighted_distance(a, b, D, segments=16).extrapolated
-        for a, b in ((x, y), (y, z), (x, z))
-    )
+    pairs = ((x, y), (y, z), (x, z))
+    xy, yz, xz = (metric.weighted_distance(*p, D, segments=16).extrapolated for p in pairs)
     assert xz <= (xy + yz) * (1 + 1e-3)  # what discretisation and local minima leave
 
 
@@ -327,9 +323,8 @@ def test_antipodal_clouds_have_a_finite_distance_within_the_bounds() -> None:
     found = metric.weighted_distance(x, -x, 0.3 * np.eye(3)[None], segments=8)
     assert found.converged and found.bounds.lower <= found.value <= found.bounds.upper
     one = metric.weighted_distance(x[:1], -x[:1], np.diag([1.0, -1, -1])[None], segments=32)
-    assert one.value == pytest.approx(
-        circle_distance(np.diag([1.0, -1])[None], 0, math.pi), rel=5e-3
-    )
+    exact = circle_distance(np.diag([1.0, -1])[None], 0, math.pi)
+    assert one.value == pytest.approx(exact, rel=5e-3)
 
 
 def test_bounds_of_heads_beyond_the_range_of_doubles_hold_and_are_no_nan() -> None:

@@ -61,16 +61,6 @@ def test_distance_of_near_and_of_antipodal_tokens_is_accurate(gap):
     assert transport.distance(x, far)[0, 0] == pytest.approx(np.pi - gap, abs=1e-15)
 
 
-@given(SEEDS, SIZES, SIZES, DIMS)
-@QUICK
-def test_chord_and_angle_of_all_pairs_belong_together(seed, n, m, d):
-    x, y = cloud(n, d, seed), cloud(m, d, seed + 1)
-    angle, chord = transport.distance(x, y), transport.distance(x, y, cost="chordal")
-    assert angle.shape == chord.shape == (n, m)
-    assert np.allclose(chord, 2 * np.sin(angle / 2), rtol=1e-13, atol=1e-15)
-    assert np.allclose(np.cos(angle), x @ y.T, atol=1e-14)
-
-
 @given(SEEDS, SIZES, SIZES, SIZES, DIMS, POWERS, COSTS)
 @QUICK
 def test_symmetric_and_triangle_inequality(seed, n, m, k, d, p, cost):

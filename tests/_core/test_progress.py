@@ -99,9 +99,14 @@ def stub(module_name: str = "wflow.stub"):
     return numba.njit(add)
 
 
-def test_a_log_says_once_that_kernels_are_compiled(capsys):
-    with progress(2, "H = 2") as advance:
-        for _ in range(2):
+def test_a_log_says_once_that_kernels_of_wflow_are_compiled(capsys):
+    known = stub()
+    known(1)
+    with progress(3, "H = 2") as advance:
+        known(1)
+        stub("mine")(1)  # a function of the user
+        assert capsys.readouterr().err == ""
+        for _ in range(3):
             assert stub()(1) == 2
             advance(1)
     assert capsys.readouterr().err == f"H = 2: {COMPILING}\n"
@@ -114,13 +119,3 @@ def test_a_notebook_says_that_kernels_are_compiled_and_then_how_far_it_is(notebo
     texts = [state["text/plain"] for state in notebook.states]
     assert texts[1] == f"H = 2: {COMPILING}" and texts[2].startswith("H = 2: 0 %")
     assert "value=" not in notebook.states[1]["text/html"]
-
-
-def test_functions_of_the_user_and_compiled_ones_are_not_told(capsys):
-    known = stub()
-    known(1)
-    with progress(2) as advance:
-        known(1)
-        stub("mine")(1)
-        advance(2)
-    assert capsys.readouterr().err == ""

@@ -18,10 +18,6 @@ from wflow import Interrupted
 from wflow._core.signals import signals_as_errors
 
 
-class Thing:
-    pass
-
-
 class Ends:
     """Gets a signal while it is deleted."""
 
@@ -39,7 +35,7 @@ def in_a_finalizer() -> None:
 
 
 def in_a_callback_of_a_weak_reference() -> None:
-    thing = Thing()
+    thing = type("Thing", (), {})()
     noted = weakref.ref(thing, lambda _: Ends().__del__())
     del thing
     assert noted() is None
@@ -95,15 +91,11 @@ class Busy:
 
 
 def test_other_errors_of_finalizers_are_shown_as_before(monkeypatch) -> None:
-    class Wrong:
-        def __del__(self) -> None:
-            raise ValueError("wrong")
-
-    ignored = []
+    wrong, ignored = type("Wrong", (), {"__del__": lambda _: 1 / 0}), []
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: ignored.append(dropped.exc_type))
     with signals_as_errors("ended it"):
-        Wrong()
-    assert ignored == [ValueError]
+        wrong()
+    assert ignored == [ZeroDivisionError]
 
 
 # What a signal ends

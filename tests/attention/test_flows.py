@@ -128,10 +128,6 @@ def test_the_part_of_a_velocity_along_the_token_is_left_out():
     assert np.allclose(wflow.velocity(x, D, flow=Outwards()), wflow.velocity(x, D), atol=1e-14)
 
 
-# Sinkhorn attention
-# ------------------
-
-
 def test_rows_and_columns_of_sinkhorn_attention_sum_to_one():
     cloud, flow = cloud_of(40, 3, paths=2, heads=2, scale=0.7), Balanced(rounds=300)
     f = flow.potential_of(cloud)
@@ -187,28 +183,25 @@ TWO = Compute(batch=2)
 
 def test_a_run_of_a_custom_flow_is_verified_run_again_and_resumed(tmp_path):
     register(Balanced)
-    x0, law, out = unit(np.random.default_rng(0), 15, 3), OrnsteinUhlenbeck(np.eye(3)), "run.h5"
-    whole = wflow.solve(x0, law, flow=Balanced(20), out=tmp_path / out, compute=TWO, **OPTIONS)
+    x0, law = unit(np.random.default_rng(0), 15, 3), OrnsteinUhlenbeck(np.eye(3))
+    out = tmp_path / "run.h5"
+    whole = wflow.solve(x0, law, flow=Balanced(20), out=out, compute=TWO, **OPTIONS)
     config = json.loads(whole.attrs["config"])["flow"]
     assert config == flow_config(Balanced(20)) and config["rounds"] == 20
-    report = verify(tmp_path / out)
+    report = verify(out)
     assert report.passed, str(report)
     notes = {check.name: check for check in report.checks}
     assert notes["the first recorded step follows from the configuration"].passed
     same = notes["dissipation and upper_gradient_sq coincide"]
     assert same.passed is None and "flow = Balanced" in same.note
-    for again in (
-        wflow.rerun(tmp_path / out),
-        wflow.solve(x0, law, flow=Balanced(20), compute=Compute(batch=1), **OPTIONS),
-    ):
-        same_bits(again, whole)
-    wflow.solve(
-        x0, law, flow=Balanced(20), out=tmp_path / out, if_exists="resume", compute=TWO, **OPTIONS
-    ).close()
+    same_bits(wflow.rerun(out), whole)
+    same_bits(wflow.solve(x0, law, flow=Balanced(20), compute=Compute(batch=1), **OPTIONS), whole)
+    again = OPTIONS | {"out": out, "if_exists": "resume", "compute": TWO}
+    wflow.solve(x0, law, flow=Balanced(20), **again).close()
     for other in (Balanced(19), "softmax"):
         with pytest.raises(InputError, match="differs in flow"):
-            wflow.solve(x0, law, flow=other, out=tmp_path / out, if_exists="resume", **OPTIONS)
-    other = wflow.rerun(tmp_path / out, flow="softmax")
+            wflow.solve(x0, law, flow=other, **again)
+    other = wflow.rerun(out, flow="softmax")
     assert json.loads(other.attrs["config"])["flow"] == "softmax"
     whole.close()
 
@@ -217,22 +210,16 @@ def test_adaptive_steps_and_noisy_tokens_take_a_custom_flow():
     cloud = cloud_of(10, 3, scale=0.3)
     x, D = cloud.x[0], cloud.D[0]
     ends = {}
+    how = {"heads": D, "t_final": 1.0, "dt": 0.05, "flow": Balanced(20)}
     for scheme in ("dopri5", "rk4"):
-        run = wflow.solve(
-            x, Frozen(), heads=D, t_final=1.0, dt=0.05, scheme=scheme, flow=Balanced(20)
-        )
+        run = wflow.solve(x, Frozen(), scheme=scheme, **how)
         ends[scheme] = run["tokens"].values[0, -1]
         assert float(np.abs(run["edi_residual"]).max()) < 1e-6
     assert np.abs(ends["dopri5"] - ends["rk4"]).max() < 1e-6
-    noisy = wflow.solve(
-        x, Frozen(), heads=D, t_final=0.5, dt=0.01, kappa=0.1, flow=Balanced(5), paths=20
-    )
+    how |= {"t_final": 0.5, "dt": 0.01, "flow": Balanced(5)}
+    noisy = wflow.solve(x, Frozen(), kappa=0.1, paths=20, **how)
     residual = noisy["edi_residual"].values[:, -1]
     assert abs(residual.mean()) < 5 * residual.std() / np.sqrt(20)
-
-
-# Identity
-# --------
 
 
 def test_a_flow_comes_back_from_its_configuration():
@@ -271,24 +258,18 @@ class Wrong(Flow):
 @pytest.mark.parametrize(
     ("flow", "said"),
     [
-        ("sofmax", "'sofmax'"),
-        (Balanced, "Balanced"),
-        (Flow(), "velocity"),
+        ("sofmax", "'sofmax'"), (Balanced, "Balanced"), (Flow(), "velocity"),
         (Wrong(lambda cloud: cloud.x[0]), r"Wrong.velocity\(cloud\)"),
         (Wrong(lambda cloud: None), r"Wrong.velocity\(cloud\)"),
         (Wrong(lambda cloud: cloud.x.__imul__(2.0)), "write"),
         (Wrong(lambda cloud: cloud.log_mobility().__imul__(2.0)), "write"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_flow_is_refused(flow, said):
     with pytest.raises(InputError, match=said):
         wflow.velocity(np.eye(3), np.eye(3)[None], flow=flow)
     with pytest.raises(InputError, match=said):
         wflow.solve(np.eye(3), Frozen(), heads=1, t_final=0.1, dt=0.1, flow=flow)
-
-
-# What theory knows of a flow
-# ---------------------------
 
 
 def test_verify_finds_a_flow_that_claims_a_balance_that_it_does_not_have():
@@ -299,10 +280,8 @@ def test_verify_finds_a_flow_that_claims_a_balance_that_it_does_not_have():
     register(Claims)
     checks = []
     for heads in (1, 4):
-        run = wflow.solve(
-            unit(np.random.default_rng(0), 9, 3), Frozen(), heads=heads, t_final=0.2, dt=0.01,
-            flow=Claims(),
-        )  # fmt: skip
+        x0, how = unit(np.random.default_rng(0), 9, 3), {"t_final": 0.2, "dt": 0.01}
+        run = wflow.solve(x0, Frozen(), heads=heads, flow=Claims(), **how)
         name = "dissipation and upper_gradient_sq coincide"
         checks += [check.passed for check in verify(run).checks if check.name == name]
     assert checks == [True, False]

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numba
 import numpy as np
@@ -110,11 +111,10 @@ def spoil(files: list[Path], rng: random.Random) -> str:
     place = rng.randrange(len(content))
     flipped = bytes([content[place] ^ 1 << rng.randrange(8)])
     damaged = {
-        "cut": content[:place],
-        "garbage": rng.randbytes(1000),
+        "cut": content[:place], "garbage": rng.randbytes(1000),
         "bit": content[:place] + flipped + content[place + 1 :],
         "other": rng.choice(files).read_bytes(),
-    }
+    }  # fmt: skip
     file.unlink()
     if kind == "folder":
         file.mkdir()
@@ -141,11 +141,8 @@ def test_however_files_are_damaged_results_are_right(
 def test_code_that_does_not_link_is_compiled_again(
     cache: CodeCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rebuild(*parts: object) -> None:
-        raise RuntimeError("a symbol is missing")
-
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "rebuild", rebuild)
+        patch.setattr(disk, "rebuild", Mock(side_effect=RuntimeError("a symbol is missing")))
         (said,), made = cache.start()
     assert made == SERIAL and "a symbol is missing" in said
     assert cache.start() == ([], set())

@@ -146,10 +146,7 @@ def wrong_lines(name: str, module: ModuleType, hostile: Path, count: int) -> Ite
 
 
 def outcome(
-    run: Callable[[], int],
-    listing: Callable[[], Any],
-    capsys: Any,
-    also: tuple[int, ...] = (),
+    run: Callable[[], int], listing: Callable[[], Any], capsys: Any, also: tuple[int, ...] = ()
 ) -> tuple[int | None, str]:
     """Status of a command, and what is wrong with how it ended; nothing for 0 or a message.
 

@@ -1,12 +1,11 @@
 """Runs in forks of a process with threads or without, ended at random moments and resumed."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from interpreters import python
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
 
@@ -58,12 +57,5 @@ print("done")
 def test_a_run_in_a_fork_is_resumed_to_the_bit(
     tmp_path: Path, cases: Callable[[int, int], int]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tmp_path), "0", str(cases(2, 60))],
-        env=os.environ | {"NUMBA_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.stdout == "done\n", done.stderr
+    words = "-c", DRIVER, tmp_path, 0, cases(2, 60)
+    assert python(*words, NUMBA_NUM_THREADS="2").stdout == "done\n"

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import wflow
-from wflow import InputError
+from wflow import Dopri5, InputError
 from wflow.heads import QKV, CompoundPoisson, Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, laws
 from wflow.heads.laws import Schedule, law_config, law_from_config, register
+from wflow.heads.process import head_path
 
 EYE, ONE = np.eye(3), np.zeros((1, 2, 2))
 OU = law_config(OrnsteinUhlenbeck(np.eye(2)))
@@ -28,6 +29,10 @@ def of_all(*functions):
     return run(HeadLaw(*functions, symmetric=False), paths=3, save=wflow.SaveAt(budget=False))
 
 
+def in_advance(law, **options):
+    return head_path(law, heads=EYE[None], d=3, t_final=1.0, dt=0.1, **options)
+
+
 def jumps(size):
     return run(CompoundPoisson(Frozen(), 20.0, size))
 
@@ -38,8 +43,7 @@ REFUSED = [
     (lambda: OrnsteinUhlenbeck(EYE, rate=0), "rate"),
     (lambda: OrnsteinUhlenbeck(np.triu(np.ones((3, 3)))), "not symmetric"),
     (lambda: OrnsteinUhlenbeck(np.ones((2, 3))), "square"),
-    (lambda: Oscillating(1), "d is 1"),
-    (lambda: Oscillating(3, "wild"), "spread"),
+    (lambda: Oscillating(1), "d is 1"), (lambda: Oscillating(3, "wild"), "spread"),
     (lambda: Oscillating(3, sigma2=-1.0), "sigma2"),
     (lambda: Schedule([1.0, 0.0], [ONE, ONE]), "increasing"),
     (lambda: Schedule([0.0, 1.0], [ONE, ONE, ONE]), "2 times"),
@@ -65,6 +69,10 @@ REFUSED = [
     (lambda: of_all(lambda D, t: -D[:, :1]), "real numbers"),
     (lambda: of_all(None, lambda D, t: np.ones(D.shape[1])), "real numbers"),
     (lambda: of_all(None, lambda D, t: abs(D[:1, :, 0, 0])), "real numbers"),
+    # heads in advance, as wflow.solve refuses them
+    (lambda: in_advance(Frozen(), scheme=Dopri5(1e-16)), "float64"),
+    (lambda: in_advance(OrnsteinUhlenbeck(EYE), scheme="dopri5"), "'dopri5'"),
+    (lambda: in_advance(Frozen), "Frozen"),
     # jumps
     *((lambda scheme=scheme: run(NOISY, scheme=scheme), "random jumps")
       for scheme in ("sra1", "heun", "rk4", "dopri5")),

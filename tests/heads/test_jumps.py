@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from run_layouts import same_bits, stop_after
+from run_layouts import same_bits
 from twin import symmetric, unit
 
 import wflow
@@ -158,16 +158,6 @@ def test_jumps_depend_on_seed_path_and_step_alone(compute):
     ends = runs[0].heads.values[:, -1]
     assert len({each.tobytes() for each in ends.reshape(-1, 9)}) > 8
     assert not np.array_equal(solve(law, paths=5, save=save, seed=6).heads, runs[0].heads)
-
-
-def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, monkeypatch):
-    options = {"dt": 0.002, "save": wflow.SaveAt(heads=True)}
-    often, out = wflow.Compute(checkpoint_every=1e-9), tmp_path / "run.h5"
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stop_after(patch, 99)
-        solve(NOISY, **options, out=out, compute=often)
-    with solve(NOISY, **options, out=out, if_exists="resume") as run:
-        same_bits(run, solve(NOISY, **options))
 
 
 def test_a_run_is_checked_and_run_again_from_its_file(tmp_path):

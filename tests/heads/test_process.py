@@ -5,10 +5,9 @@ import pytest
 from twin import symmetric
 
 import wflow
-from wflow import InputError
 from wflow._core.adaptive import AdaptiveSteps, Dopri5
 from wflow._core.tableaux import TABLEAUX
-from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, Schedule
+from wflow.heads import HeadLaw, OrnsteinUhlenbeck, Oscillating, Schedule
 from wflow.heads.process import HeadProcess, head_path
 
 START = symmetric(np.random.default_rng(0), 2, 3, 3)
@@ -72,16 +71,6 @@ def test_adaptive_heads_are_those_of_an_exact_solution_and_of_any_batch():
     both = moved([1.0, 1e-9])
     assert np.allclose(both[0], np.exp(-2) * START, rtol=0, atol=1e-8)
     assert np.array_equal(both[1], moved([1e-9])[0]) and np.array_equal(both[0], moved([1.0])[0])
-
-
-def test_heads_in_advance_refuse_what_solve_refuses():
-    options = {"heads": START, "d": 3, "t_final": 1.0, "dt": 0.1}
-    with pytest.raises(InputError, match="float64"):
-        head_path(Frozen(), **options, scheme=Dopri5(1e-16))
-    with pytest.raises(InputError, match="'dopri5'"):
-        head_path(OrnsteinUhlenbeck(np.eye(3)), **options, scheme="dopri5")
-    with pytest.raises(InputError, match="Frozen"):
-        head_path(Frozen, **options)
 
 
 def test_a_jump_of_a_subclass_of_a_linear_schedule_is_made():

@@ -14,15 +14,12 @@ from wflow import RunFileError
 from wflow.runs.store import RunWriter
 
 DOCUMENT = {
-    "schema": "wflow-study/1",
-    "study": "trial",
-    "command": "wflow study trial",
-    "created": "2026-01-01T00:00:00+00:00",
-    "versions": {"wflow": "0.2.0"},
+    "schema": "wflow-study/1", "study": "trial", "command": "wflow study trial",
+    "created": "2026-01-01T00:00:00+00:00", "versions": {"wflow": "0.2.0"},
     "config": {"flags": {"heads": [2, 4]}},
     "runs": {"H00002": "H00002.h5", "H00004": "H00004.h5"},
     "findings": [{"prediction": "it holds", "verdict": "confirmed"}],
-}
+}  # fmt: skip
 
 
 def summary(folder: Path, **changes) -> None:
@@ -127,13 +124,11 @@ def test_a_summary_of_another_time_or_program_is_left_out(folder):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("missing", "does not exist; give the --out"),
-        ("file", "wflow.open opens a run"),
-        ("empty", "is empty: give the --out"),
-        ("foreign", "no folder of a study"),
+        ("missing", "does not exist; give the --out"), ("file", "wflow.open opens a run"),
+        ("empty", "is empty: give the --out"), ("foreign", "no folder of a study"),
         ("damaged", "nothing in .* can be read"),
     ],
-)
+)  # fmt: skip
 def test_a_folder_that_is_no_study_is_refused_and_the_message_says_what_to_do(
     tmp_path, kind, words
 ):

@@ -181,10 +181,15 @@ def test_half_written_file_under_the_final_name_is_not_taken_for_whole(tmp_path)
         assert ds.attrs["complete"] == 0
 
 
-def test_reader_does_not_disturb_a_writer_nor_the_end_of_its_run(tmp_path):
+def test_readers_here_and_in_a_process_with_hdf5_locks_disturb_no_writer_nor_the_end(tmp_path):
     path, layout = tmp_path / "run.h5", a_layout()
     writer = RunWriter.create(path, layout, attrs())
     fill(writer, layout, columns=2)
+    code = "import sys, h5py\nf = h5py.File(sys.argv[1])\nprint('open', flush=True)\ninput()"
+    command = [sys.executable, "-c", code, str(tmp_path / "run.h5.partial")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    reader = subprocess.Popen(command, text=True, **pipes)
+    assert reader.stdout.readline() == "open\n"
     with pytest.warns(UserWarning):
         early = open_run(path)
     with early:
@@ -193,18 +198,6 @@ def test_reader_does_not_disturb_a_writer_nor_the_end_of_its_run(tmp_path):
         with open_run(path) as ds:
             assert ds.attrs["complete"] == 1 and ds.sizes["time"] == 6
         assert early["energy"].shape == (3, 2)
-
-
-def test_reader_in_another_process_with_hdf5_locks_does_not_disturb_the_end(tmp_path):
-    path, layout = tmp_path / "run.h5", a_layout()
-    writer = RunWriter.create(path, layout, attrs())
-    fill(writer, layout)
-    code = "import sys, h5py\nf = h5py.File(sys.argv[1])\nprint('open', flush=True)\ninput()"
-    command = [sys.executable, "-c", code, str(tmp_path / "run.h5.partial")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    reader = subprocess.Popen(command, text=True, **pipes)
-    assert reader.stdout.readline() == "open\n"
-    writer.finish()
     reader.communicate("\n")
     assert run_status(path) == "complete"
 

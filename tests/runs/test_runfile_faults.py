@@ -1,6 +1,5 @@
 """Run files under kills, full disks, damage and foreign files."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,27 +13,7 @@ from run_layouts import CONFIG, a_layout, attrs, fill, finished
 from wflow import RunFileError
 from wflow.runs import read
 from wflow.runs.read import open_run
-from wflow.runs.store import MemoryStore, RunWriter
-
-
-def test_resume_restores_the_last_state_and_continues_the_file(tmp_path):
-    path, layout = tmp_path / "run.h5", a_layout()
-    writer = RunWriter.create(path, layout, attrs())
-    writer.write("energy", (slice(None), slice(0, 2)), 1.0)
-    writer.checkpoint({"step": np.array(1), "x": np.zeros((2, 3))})
-    writer.checkpoint({"step": np.array(2), "x": np.full((2, 3), np.pi)})
-    writer.abandon()
-    writer, state = RunWriter.resume(path, json.dumps(CONFIG))
-    assert set(state) == {"step", "x"} and state["step"] == 2
-    np.testing.assert_array_equal(state["x"], np.full((2, 3), np.pi))
-    assert (writer.read("energy", (slice(None), slice(0, 2))) == 1).all()
-    fill(writer, layout)
-    writer.finish()
-    memory = MemoryStore(layout)
-    fill(memory, layout)
-    with open_run(path) as ds:
-        np.testing.assert_array_equal(ds["energy"].values, memory.read("energy"))
-    assert os.listdir(tmp_path) == ["run.h5"]
+from wflow.runs.store import RunWriter
 
 
 @pytest.mark.parametrize(

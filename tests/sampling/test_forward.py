@@ -178,20 +178,3 @@ def test_simulated_pairs_have_the_prior_and_the_noise():
     assert np.allclose(np.abs(pairs.x).mean(0), 1 / 3, rtol=0.03)
     assert np.allclose((pairs.y - pairs.clean).std(0), [0.1, 0.2, 0.3], rtol=0.03)
     assert np.array_equal(pairs.y, problem.simulate(40_000, seed=0).y)
-
-
-@pytest.mark.parametrize(
-    ("members", "match"),
-    [
-        ({"outputs": 2}, "dim"),
-        ({"dim": 2, "outputs": 0}, "outputs is 0"),
-        ({"dim": 2, "outputs": 2, "evaluate": lambda self, x: (x, x)}, "expected a pair"),
-        ({"dim": 2, "outputs": 2, "evaluate": lambda self, x: (x[:, :1], lambda w: w)}, "outputs"),
-    ],
-)
-def test_a_custom_model_that_breaks_the_contract_is_refused(members, match):
-    model = type("Custom", (ForwardModel,), members)()
-    with pytest.raises(InputError, match=match):
-        model(np.zeros((3, 2)))
-    with pytest.raises(InputError, match=match):
-        forward.InverseProblem(model, lam=1.0, noise=1.0).simulate(3)

@@ -4,7 +4,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from wflow import InputError, sampling
+from wflow import sampling
 from wflow.sampling import priors
 
 PRIORS = (
@@ -138,26 +138,6 @@ def test_priors_without_weight_are_no_prior():
         np.testing.assert_allclose(prior.log_normaliser(x, **given), expected, rtol=0, atol=1e-14)
         assert prior.largest_step(1.0) == np.inf
         assert kind(2.0).largest_step(1.0) == pytest.approx(0.0125)
-
-
-@pytest.mark.filterwarnings("ignore:h is .* absorbs")
-@pytest.mark.parametrize(
-    ("name", "found", "match"),
-    [
-        ("prox", lambda x, h: x * np.nan, "Custom.prox"),
-        ("prox", lambda x, h: [[1.0], [1.0, 2.0]], "Custom.prox"),
-        ("prox_derivative", lambda x, h: 1.0, "prox_derivative"),
-        ("prox_derivative", lambda x, h: 1.0, r"prox_derivative returned .*5, 2, 2\)"),
-    ],
-)
-def test_a_custom_prior_that_breaks_the_contract_is_refused(name, found, match):
-    class Custom(sampling.L1):
-        pass
-
-    setattr(Custom, name, lambda self, x, h: found(x, h))
-    x = np.random.default_rng(0).normal(size=(5, 2))
-    with pytest.raises(InputError, match=match):
-        sampling.layer(x, h=0.01, beta=1.0, prior=Custom(20.0))
 
 
 def test_the_potential_of_a_constraint_is_infinite_outside():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from wflow import InputError, sampling
+from wflow import sampling
 from wflow._core.threads import numba_threads
 
 KERNELS = ("exact", "laplace", "published")
@@ -60,10 +60,6 @@ def jacobian(function, x, step=1e-6):
     """Central differences (n, d, d) of a map that acts on every token by itself."""
     columns = [(function(x + v) - function(x - v)) / (2 * step) for v in step * np.eye(x.shape[-1])]
     return np.stack(columns, axis=-1)
-
-
-# Kernels
-# -------
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -120,10 +116,6 @@ def test_small_weights_give_attention_with_a_gaussian_kernel(prior, kernel):
     # As printed, without a prior all tokens weigh the same.
     printed = sampling.attention_mean(x, c, h=H, beta=BETA, prior=prior(0.0), kernel="published")
     np.testing.assert_allclose(printed.mean, np.broadcast_to(c.mean(0), x.shape), atol=1e-13)
-
-
-# Attention
-# ---------
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (7, 300, 2), (130, 130, 5), (40, 97, 33)])
@@ -222,10 +214,6 @@ def test_far_and_narrow_clouds_keep_their_digits():
     assert np.all(np.isfinite(near.log_sum)) and np.all(near.ess >= 1 - 1e-12)
 
 
-# Layer and backward map
-# ----------------------
-
-
 @pytest.mark.filterwarnings("ignore:the layer folds")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_layer_is_a_step_along_the_score(kernel):
@@ -286,10 +274,3 @@ def test_layer_warns_of_absorbed_coordinates():
         warnings.simplefilter("error")
         sampling.layer(x, h=0.0125, beta=0.1, prior=L1)
         sampling.layer(np.abs(x) + 1, h=0.05, beta=0.1, prior=L1)  # no coordinate is absorbed
-
-
-def test_published_inverse_that_fails_says_so():
-    x, c = clouds(3, 20, 2)
-    y = sampling.backward(x, c, **GIVEN, kernel="published")
-    with pytest.raises(InputError, match="solved"):
-        sampling.backward_inverse(y, c, **GIVEN, kernel="published", max_iterations=1)

@@ -28,10 +28,6 @@ def sampler(name, x0=X0, **changes):
     return getattr(sampling, name)(x0, TARGET.grad, TARGET.prior, **options)
 
 
-# Stationary laws
-# ---------------
-
-
 def test_ula_has_the_stationary_variance_of_its_recursion():
     h, beta = 0.2, 2.0
     x0 = np.zeros((4000, 1))
@@ -147,10 +143,6 @@ def test_reference_of_the_lasso_is_that_of_one_coordinate():
     assert abs(x.mean() - same.mean()[0]) < 5 * np.sqrt(same.covariance()[0, 0] / 3000)
 
 
-# Bits
-# ----
-
-
 def test_several_clouds_are_those_of_their_own_runs():
     both = sampler("brwp", np.stack([X0, X0[::-1] + 1]))
     for path, x0 in enumerate((X0, X0[::-1] + 1)):
@@ -165,10 +157,6 @@ def test_same_seed_gives_the_same_bits_for_any_number_of_threads():
     for name in ("myula", "ula"):
         one, same, other = (sampler(name, seed=seed).samples.values for seed in (0, 0, 1))
         assert np.array_equal(one, same) and not np.array_equal(one, other)
-
-
-# Run files
-# ---------
 
 
 @pytest.mark.parametrize("name", ["brwp", "myula", "ula"])
@@ -256,10 +244,6 @@ def test_a_report_draws_the_diagnostics_and_speaks_of_no_heads(tmp_path):
     page = wflow.report(file).read_text()
     assert "Diagnostics" in page and "effective tokens, smallest" in page
     assert "Head law" not in page and "rerun" not in page.partition("<main")[2]
-
-
-# Steps that diverge
-# ------------------
 
 
 def test_a_step_too_large_blows_up_with_what_was_recorded(tmp_path):

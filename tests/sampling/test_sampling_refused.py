@@ -5,7 +5,7 @@ import pytest
 
 from wflow import InputError, sampling
 from wflow.sampling import comparison, evolve_density, forward, reference
-from wflow.sampling.forward import Elliptic, Impedance, Lorenz
+from wflow.sampling.forward import Elliptic, ForwardModel, Impedance, Lorenz
 
 X = np.random.default_rng(0).standard_normal((12, 3))
 START = np.zeros((3, 2))
@@ -29,6 +29,12 @@ def attention(**changes):
     return sampling.attention_mean(**given | changes)
 
 
+def custom(**members):
+    """Apply a layer whose prior has these methods."""
+    prior = type("Custom", (sampling.L1,), members)(20.0)
+    return sampling.layer(X, h=0.01, beta=1.0, prior=prior)
+
+
 def brwp(**changes):
     given = {"x0": X, "grad": half, "prior": sampling.L1(0.5), "h": 0.05, "steps": 12}
     return sampling.brwp(**given | changes)
@@ -43,8 +49,16 @@ def pcn(log_likelihood, **options):
     return reference.pcn(log_likelihood, 2, **{"chains": 3, "draws": 8} | options)
 
 
-def problem(noise=1.0):
-    return forward.InverseProblem(Elliptic(4, 3), lam=1.0, noise=noise)
+def problem(model=Elliptic(4, 3), noise=1.0):  # noqa: B008
+    return forward.InverseProblem(model, lam=1.0, noise=noise)
+
+
+MODELS = [
+    ({"outputs": 2}, "dim"),
+    ({"dim": 2, "outputs": 0}, "outputs is 0"),
+    ({"dim": 2, "outputs": 2, "evaluate": lambda self, x: (x, x)}, "expected a pair"),
+    ({"dim": 2, "outputs": 2, "evaluate": lambda self, x: (x[:, :1], lambda w: w)}, "outputs"),
+]
 
 
 REFUSED = [
@@ -56,11 +70,17 @@ REFUSED = [
     (lambda: attention(x=X[:1], context=X[:1], exclude_self=True), "two or more"),
     (lambda: sampling.interaction(*[np.zeros((2_000_000, 1))] * 2, h=0.1, beta=1.0,
                                   prior=sampling.NoPrior()), "attention_mean"),
+    (lambda: sampling.backward_inverse(X, X, h=0.1, beta=1.5, prior=sampling.L1(2.0),
+                                       kernel="published", max_iterations=1), "solved"),
     # priors
     (lambda: sampling.separable(np.sum, np.sign).value(np.ones((3, 2))), "shape"),
     (lambda: sampling.separable(np.abs, lambda x: x / 0 * x).prox([[1.0]], 0.1), "derivative"),
     (lambda: attention(prior=sampling.separable(lambda z: -20 * z**2, lambda z: -40 * z)),
      "derivative"),
+    (lambda: custom(prox=lambda self, x, h: x * NAN), "Custom.prox"),
+    (lambda: custom(prox=lambda self, x, h: [[1.0], [1.0, 2.0]]), "Custom.prox"),
+    (lambda: custom(prox_derivative=lambda self, x, h: 1.0),
+     r"prox_derivative returned .*2, 3, 3\)"),
     # samplers
     (lambda: brwp(snapshots=[13]), "snapshots hold step 13"),
     (lambda: brwp(if_exists="resume"), "give out"),
@@ -84,6 +104,9 @@ REFUSED = [
     (lambda: Lorenz(centre=(10, -1, 2)), "numbers > 0"),
     (lambda: Impedance(electrodes=7), "divisor"),
     (lambda: Impedance(basis=lambda s: s[:3]), "basis returns"),
+    *((lambda members=members, call=call: call(type("Custom", (ForwardModel,), members)()), words)
+      for members, words in MODELS
+      for call in (lambda m: m(np.zeros((3, 2))), lambda m: problem(m).simulate(3))),
     # reference samplers, whose functions return one number for each chain
     (lambda: reference.metropolis(lambda x: x[:, 0] * NAN, START), "NaN or"),
     (lambda: reference.metropolis(half, START), r"expected .*shape \(3,\)"),
@@ -104,7 +127,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSED, ids=[words for _, words in REFUSED])
-@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:h is .* absorbs")
 def test_what_does_not_fit_is_refused(call, words):
     with pytest.raises(InputError, match=words):
         call()

@@ -5,24 +5,16 @@ Torch is loaded when something is trained: the flags and their `--help` work wit
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import tyro
 
 from wflow import InputError, nets, study
+from wflow.plots.figure import PAGE, grid, style
+from wflow.plots.networks import draw_histories
 from wflow.study import networks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from xarray import Dataset
-
-PRINTED = Path(__file__).parents[1] / "published" / "rwpo.json"
-PUBLISHED: dict[str, Any] = json.loads(PRINTED.read_text(encoding="utf-8"))  # numbers of [RWPO]
-
 
 MOST_APART = 16  # steps
 
@@ -132,30 +124,33 @@ def config(flags: FlowFlags, model: Any, iterations: int, seed: int, **given: An
     )
 
 
+def plain_ticks(axis: Any, ticks: Any, labels: Sequence[str] | None = None) -> None:
+    """Label ticks of a logarithmic axis of Matplotlib, an `XAxis` or `YAxis`, as plain numbers."""
+    axis.set_ticks(ticks, labels or [f"{tick:g}" for tick in ticks])
+    axis.set_ticks([], minor=True)
+
+
+@style()
 def learning_curves(
-    panels: Mapping[str, Mapping[str, Sequence[Dataset]]],
+    panels: Mapping[str, Mapping[str, Sequence[study.Dataset]]],
     key: str,
     label: str,
     colours: Mapping[str, str],
     *,
     log: bool = False,
-) -> Figure:
+) -> study.Figure:
     """One quantity over the training, a panel for each title: mean and range over the seeds."""
-    from wflow.plots.figure import PAGE, grid, style
-    from wflow.plots.networks import draw_histories
-
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    with style():
-        figure, axes = grid(rows, columns, PAGE, 0.5 + 2.2 * rows)
-        lines: dict[str, Any] = {}
-        for axis, (title, histories) in zip(axes.flat, panels.items(), strict=False):
-            draw_histories(axis, histories, key, colours, log=log)
-            axis.set(title=title, xlabel="Iteration")
-            lines |= {str(line.get_label()): line for line in axis.lines}
-        for axis in axes.flat[len(panels) :]:
-            axis.set_visible(False)
-        for axis in axes[:, 0]:
-            axis.set_ylabel(label)
-        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=6)
+    figure, axes = grid(rows, columns, PAGE, 0.5 + 2.2 * rows)
+    lines: dict[str, Any] = {}
+    for axis, (title, histories) in zip(axes.flat, panels.items(), strict=False):
+        draw_histories(axis, histories, key, colours, log=log)
+        axis.set(title=title, xlabel="Iteration")
+        lines |= {str(line.get_label()): line for line in axis.lines}
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(label)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=6)
     return figure

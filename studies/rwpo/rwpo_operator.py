@@ -17,25 +17,24 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from _rwpo import check_names
-from _rwpo_operator import figures
+from _rwpo import check_names, plain_ticks
 from numpy.typing import NDArray
 
 from wflow import fits, sampling, study
 from wflow._core.checks import whole
 from wflow.cli import guarded
+from wflow.plots.figure import PAGE, grid, style, time_axis
 from wflow.study import Finding
 
 Array = NDArray[np.floating[Any]]
+Function = Callable[[Array], Array]
 Row = dict[str, str]
 KERNELS: tuple[Any, ...] = ("exact", "laplace", "published")
 SMOOTH = sampling.separable(lambda z: np.logaddexp(z, -z), np.tanh)  # log(2 cosh x)
@@ -83,7 +82,7 @@ class Part:
 
     title: str
     findings: list[Finding] = field(default_factory=list)
-    tables: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
+    tables: dict[str, list[Row]] = field(default_factory=dict)
     variables: dict[str, tuple[Any, Any, str]] = field(default_factory=dict)
     coords: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
@@ -91,20 +90,24 @@ class Part:
         """Add a finding about cases in each of which the prediction holds or does not."""
         self.findings.append(Finding.decided(prediction, f"[RWPO] {source}", found, holds))
 
+    def table(self, caption: str, *parts: list[Row]) -> None:
+        """Add a table, of parts that stand beside each other."""
+        joined = zip(*parts, strict=True)
+        self.tables[caption] = [{k: v for row in each for k, v in row.items()} for each in joined]
+
 
 PARTS: dict[str, Callable[[RwpoOperator], Part]] = {}  # in the order of this file
 
 
-def part(title: str) -> Callable[[Callable[[Part, RwpoOperator], None]], Any]:
+def part(title: str) -> Callable[[Callable[[Part, RwpoOperator], None]], None]:
     """Make a part of the study of a function, which writes what it finds into a Part."""
 
-    def register(compute: Callable[[Part, RwpoOperator], None]) -> Callable[[RwpoOperator], Part]:
+    def register(compute: Callable[[Part, RwpoOperator], None]) -> None:
         def computed(flags: RwpoOperator) -> Part:
-            found = Part(title)
-            compute(found, flags)
+            compute(found := Part(title), flags)
             return found
 
-        return PARTS.setdefault(compute.__name__, computed)
+        PARTS[compute.__name__] = computed
 
     return register
 
@@ -113,23 +116,25 @@ def part(title: str) -> Callable[[Callable[[Part, RwpoOperator], None]], Any]:
 # -------------------
 
 
-def gaussian(x: Array, mean: float, deviation: float) -> Array:
+def gaussian(mean: float, deviation: float) -> Function:
     """Density of N(mean, deviation^2)."""
-    scaled = (x - mean) / deviation
-    return np.exp(-0.5 * scaled**2) / (deviation * np.sqrt(2 * np.pi))
+
+    def density(x: Array) -> Array:
+        scaled = (x - mean) / deviation
+        return np.exp(-0.5 * scaled**2) / (deviation * np.sqrt(2 * np.pi))
+
+    return density
 
 
-def standard(x: Array) -> Array:
-    """Density of N(0, 1)."""
-    return gaussian(x, 0.0, 1.0)
+STANDARD = gaussian(0.0, 1.0)
 
 
 def mixture(x: Array) -> Array:
     """The density of two Gaussians that stands for data."""
-    return 0.5 * gaussian(x, 1.5, 0.5) + 0.5 * gaussian(x, -1.0, 0.4)
+    return 0.5 * gaussian(1.5, 0.5)(x) + 0.5 * gaussian(-1.0, 0.4)(x)
 
 
-def grid(length: float, cells: int) -> tuple[Array, Array, float]:
+def equal_cells(length: float, cells: int) -> tuple[Array, Array, float]:
     """Edges, centres and width of equal cells on [-length, length]; 0 is an edge."""
     edges = np.linspace(-length, length, cells + 1)
     return edges, (edges[1:] + edges[:-1]) / 2, 2 * length / cells
@@ -144,6 +149,11 @@ def kl(p: Array, q: Array, width: float) -> float:
     """Kullback-Leibler divergence of densities on equal cells."""
     inside = p > 0
     return float(np.sum(p[inside] * np.log(p[inside] / q[inside])) * width)
+
+
+def largest(values: Any) -> float:
+    """Largest absolute value."""
+    return float(np.abs(values).max())
 
 
 def rate(x: Any, errors: Any) -> float:
@@ -164,24 +174,25 @@ def rows(values: Any, style: str, dims: Mapping[str, Any]) -> list[Row]:
         return value if isinstance(value, str) else f"{value:g}"
 
     titles = [f"{name} = {label(value)}" if name else label(value) for value in across]
-    return [
-        {key: label(value) for (key, _), value in zip(down, labels, strict=True)}
-        | {title: f"{number:{style}}" for title, number in zip(titles, numbers, strict=True)}
-        for labels, numbers in zip(
-            product(*(labels for _, labels in down)), np.reshape(values, (-1, len(across))),
-            strict=True,
-        )
-    ]  # fmt: skip
+    found = []
+    for labels, numbers in zip(product(*(labels for _, labels in down)),
+                               np.reshape(values, (-1, len(across))), strict=True):  # fmt: skip
+        row = {key: label(value) for (key, _), value in zip(down, labels, strict=True)}
+        found.append(row | dict(zip(titles, (f"{n:{style}}" for n in numbers), strict=True)))
+    return found
+
+
+def inverses(steps: Sequence[float]) -> list[str]:
+    """Steps as fractions 1/n."""
+    return [f"1/{1 / h:.0f}" for h in steps]
 
 
 def evolved(
     start: Any, potential: Any, edges: Array, times: Any, dt: float, beta: float, **how: Any
 ) -> Array:
     """Densities (times, cells) by the Fokker-Planck equation."""
-    run = sampling.evolve_density(
-        start, potential, edges=edges, times=times, dt=dt, beta=beta, **how
-    )
-    return np.asarray(run.density.values)
+    how |= {"edges": edges, "times": times, "dt": dt, "beta": beta}
+    return np.asarray(sampling.evolve_density(start, potential, **how).density.values)
 
 
 def transported(
@@ -221,19 +232,14 @@ def entropies(density: Array, target: Array, x: Array) -> tuple[float, float, fl
 # --------------------------
 
 
-def attention(x: Array, nodes: Array, log_density: Array, kernel: Any, **given: Any) -> Array:
-    """Attention of points (n, d) over a density on a regular grid of nodes (m, d)."""
-    score = sampling.interaction(x, nodes, kernel=kernel, **given) + log_density
-    weights = np.exp(score - score.max(axis=1, keepdims=True))
-    return np.asarray(weights @ nodes / weights.sum(axis=1, keepdims=True))
-
-
-def weighted_mean(
-    x: Array, nodes: Array, density: Callable[[Array], Array], kernel: Any, **given: Any
-) -> Array:
-    """The same on a line, of points (n,)."""
-    log_density = np.log(np.maximum(density(nodes), 1e-300))
-    return attention(x[:, None], nodes[:, None], log_density, kernel, **given)[:, 0]
+def mean_errors(x: Array, nodes: Array, log_density: Array, **given: Any) -> Array:
+    """|M - M exact| of `laplace` and `published` over a density on a regular grid: (kernel, n)."""
+    means = []
+    for kernel in KERNELS:
+        score = sampling.interaction(x, nodes, kernel=kernel, **given) + log_density
+        weights = np.exp(score - score.max(axis=1, keepdims=True))
+        means.append(weights @ nodes / weights.sum(axis=1, keepdims=True))
+    return np.linalg.norm(np.array(means[1:]) - means[0], axis=2)
 
 
 def soft(x: Array, width: float) -> Array:
@@ -241,33 +247,35 @@ def soft(x: Array, width: float) -> Array:
     return np.sign(x) * np.maximum(np.abs(x) - width, 0)
 
 
+def half_step(x: Array, prior: Any, h: float, kernel: Any, beta: float = 1.0) -> Array:
+    """The layer (22), a half step of the score, without warnings about folds."""
+    found = sampling.attention_mean(x, x, h=h, beta=beta, prior=prior, kernel=kernel)
+    return np.asarray(x + 0.5 * (prior.prox(x, h) - found.mean))
+
+
 @part("Closed form of the kernel")
 def kernels(out: Part, _: RwpoOperator) -> None:
     """The closed form of the exact kernel, and scores in one and two dimensions."""
     from scipy.integrate import quad
 
+    def integrand(z: float, y: float, h: float, beta: float, lam: float) -> float:
+        return float(np.exp(-beta / 2 * (lam * abs(z) + (z - y) ** 2 / (2 * h))))
+
     worst = 0.0
     cases = [(0.4, 1.0, 2.0), (0.1, 1.0, 0.5), (1 / 48, 1.0, 2.0), (1 / 48, 20.0, 2.0), (0.1, 1, 0)]
-    for h, beta, lam in cases:
-
-        def integrand(z: float, y: float, h=h, beta=beta, lam=lam) -> float:
-            return float(np.exp(-beta / 2 * (lam * abs(z) + (z - y) ** 2 / (2 * h))))
-
+    for (h, beta, lam), y in product(cases, (-2.0, -0.31, 0.0, 1e-3, 0.05, 0.7, 3.0)):
         reach = 14 * np.sqrt(2 * h / beta) + lam * h
-        for y in (-2.0, -0.31, 0.0, 1e-3, 0.05, 0.7, 3.0):
-            ends = sorted({min(0.0, y) - reach, 0.0, y, y - lam * h, y + lam * h,
-                           max(0.0, y) + reach})  # fmt: skip
-            value = sum(
-                quad(integrand, a, b, (y,), epsabs=0, epsrel=1e-13)[0] for a, b in pairwise(ends)
-            )
-            found = sampling.L1(lam).log_normaliser([y], h=h, beta=beta)
-            worst = max(worst, abs(float(found) - np.log(value)))
-    out.decide(
-        "corrected: Z has a closed form for psi = lambda |x|, so that no Laplace approximation is "
-        "needed (kernel `exact`)", "eq. 13",
-        f"largest error of log Z against quadrature {worst:.1e} in {len(cases)} x 7 cases",
-        worst < 1e-10,
-    )  # fmt: skip
+        ends = sorted({min(0.0, y) - reach, 0.0, y, y - lam * h, y + lam * h, max(0.0, y) + reach})
+        value = sum(
+            quad(integrand, *piece, (y, h, beta, lam), epsabs=0, epsrel=1e-13)[0]
+            for piece in pairwise(ends)
+        )
+        found = sampling.L1(lam).log_normaliser([y], h=h, beta=beta)
+        worst = max(worst, abs(float(found) - np.log(value)))
+    out.decide("corrected: Z has a closed form for psi = lambda |x|, so that no Laplace "
+               "approximation is needed (kernel `exact`)", "eq. 13",
+               f"largest error of log Z against quadrature {worst:.1e} in {len(cases)} x 7 cases",
+               worst < 1e-10)  # fmt: skip
     rng, worst = np.random.default_rng(0), 0.0
     for d in (1, 2):
         x, context = rng.normal(size=(60, d)) + 0.05, rng.normal(size=(40, d))
@@ -285,25 +293,20 @@ def kernels(out: Part, _: RwpoOperator) -> None:
                 slope = np.log(np.exp(log - top).sum(axis=1)).imag / 1e-30
                 error = np.abs(slope - scores[:, k]) / (1 + np.abs(slope))
                 worst = max(worst, float(error[outside[:, k]].max()))
-    out.decide(
-        "the score of (13) is -(beta/2)[(x - S(x))/h + (x - M)/h] outside |x_i| <= lambda h",
-        "Proposition 2", f"largest relative error {worst:.1e} with the kernel `exact`, d = 1 and 2",
-        worst < 1e-10,
-    )  # fmt: skip
-    x = rng.normal(size=(50, 3))
-    given: dict[str, Any] = {"h": 0.1, "beta": 2.0, "prior": sampling.L1(0.4)}
-    worst = 0.0
+    out.decide("the score of (13) is -(beta/2)[(x - S(x))/h + (x - M)/h] outside |x_i| <= lambda h",
+               "Proposition 2",
+               f"largest relative error {worst:.1e} with the kernel `exact`, d = 1 and 2",
+               worst < 1e-10)  # fmt: skip
+    x, worst = rng.normal(size=(50, 3)), 0.0
     for kernel in KERNELS:
-        score = sampling.score(x, x, kernel=kernel, **given)
+        given: dict[str, Any] = {"h": 0.1, "beta": 2.0, "prior": sampling.L1(0.4), "kernel": kernel}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of folds, the subject of `inverse`
-            after = sampling.layer(x, kernel=kernel, **given)
-        both = after - (soft(x, 0.04) - 0.05 * score)
-        worst = max(worst, float(np.abs(both).max()))
-    out.decide(
-        "(12) with the score (14) is (15)", "eqs. 12, 14, 15", f"largest difference {worst:.1e}",
-        worst < 1e-13,
-    )  # fmt: skip
+            after = sampling.layer(x, **given)
+        right = soft(x, 0.04) - 0.05 * sampling.score(x, x, **given)
+        worst = max(worst, largest(after - right))
+    out.decide("(12) with the score (14) is (15)", "eqs. 12, 14, 15",
+               f"largest difference {worst:.1e}", worst < 1e-13)  # fmt: skip
 
 
 @part("Proposition 2")
@@ -311,91 +314,74 @@ def proposition(out: Part, flags: RwpoOperator) -> None:
     """The interactions `laplace` and `published` against the exact one, for a density."""
     from scipy.special import erf
 
-    beta, others, lams = 1.0, KERNELS[1:], [2.0, 0.5, 0.0]
+    beta, lams = 1.0, [2.0, 0.5, 0.0]
     steps = np.array([0.4, 0.1, 0.025, 0.00625])
     x, nodes = np.linspace(-3, 3, 1201), np.linspace(-9, 9, 9 * flags.cells // 2 + 1)
 
-    def errors(at: Array, h: float, prior: Any, density: Any = mixture) -> Array:
+    def errors(at: Array, h: float, prior: Any, density: Function = mixture) -> Array:
         """|M - M exact| of both kernels, (kernel, point)."""
-        exact, *means = (
-            weighted_mean(at, nodes, density, kernel, h=h, beta=beta, prior=prior)
-            for kernel in KERNELS
-        )
-        return np.abs(np.array(means) - exact)
+        log = np.log(np.maximum(density(nodes), 1e-300))
+        return mean_errors(at[:, None], nodes[:, None], log, h=h, beta=beta, prior=prior)
 
     found = np.array([[errors(x, h, sampling.L1(lam)) for h in steps] for lam in lams])
-    largest = found.max(axis=3).swapaxes(1, 2)  # (lam, kernel, h)
+    most = found.max(axis=3).swapaxes(1, 2)  # (lam, kernel, h)
     scores = found[0].swapaxes(0, 1) * (beta / (2 * steps))[:, None]  # (kernel, h, x)
-    out.tables["Largest |M - M exact| for |x| <= 3 over a mixture of two Gaussians, beta = 1 (the "
-               "score is beta/(2h) times it):"] = rows(
-        largest.swapaxes(0, 1), ".2g", {"kernel": others, "lambda": lams, "h": steps}
-    )  # fmt: skip
-    out.variables |= {
-        "mean_error": (("lam", "kernel", "h"), largest, "largest |M - M exact| for |x| <= 3"),
+    out.table("Largest |M - M exact| for |x| <= 3 over a mixture of two Gaussians, beta = 1 (the "
+              "score is beta/(2h) times it):",
+              rows(most.swapaxes(0, 1), ".2g",
+                   {"kernel": KERNELS[1:], "lambda": lams, "h": steps}))  # fmt: skip
+    out.variables = {
+        "mean_error": (("lam", "kernel", "h"), most, "largest |M - M exact| for |x| <= 3"),
         "score_error": (("kernel", "h", "x"), scores, "error of the score, lambda = 2"),
     }
-    out.coords = {"lam": (lams, "lambda"), "kernel": (list(others), "interaction"),
+    out.coords = {"lam": (lams, "lambda"), "kernel": (list(KERNELS[1:]), "interaction"),
                   "h": (steps, "step"), "x": (x, "position")}  # fmt: skip
     places = np.searchsorted(x, [-1.0, 0.5, 1.5])
     fixed, printed = scores[:, :, places].max(axis=2)
-    out.decide(
-        "the error of the score (14) tends to 0 with the printed U, which has S(x) in the place of "
-        "S(y)", "Proposition 2, eqs. 3, 9",
-        f"at x = -1, 0.5, 1.5 up to {text(printed, '.3g')} for h = {text(steps, 'g')}, lambda = 2",
-        printed[-1] < 0.1 * printed[0],
-    )  # fmt: skip
-    out.decide(
-        "corrected: with S(y) (kernel `laplace`) it does at every fixed x other than 0",
-        "Proposition 2", f"at x = -1, 0.5, 1.5 up to {text(fixed, '.1e')}",
-        fixed[-1] < 0.01 * fixed[0],
-    )  # fmt: skip
-    around = [
-        beta / (2 * h) * errors(np.linspace(-1, 1, 401), h, sampling.L1(2.0), standard)[0].max()
-        for h in (1 / 8, 1 / 48, 1 / 200, 1 / 800)
-    ]
+    out.decide("the error of the score (14) tends to 0 with the printed U, which has S(x) in the "
+               "place of S(y)", "Proposition 2, eqs. 3, 9",
+               f"at x = -1, 0.5, 1.5 up to {text(printed, '.3g')} for h = {text(steps, 'g')}, "
+               "lambda = 2", printed[-1] < 0.1 * printed[0])  # fmt: skip
+    out.decide("corrected: with S(y) (kernel `laplace`) it does at every fixed x other than 0",
+               "Proposition 2", f"at x = -1, 0.5, 1.5 up to {text(fixed, '.1e')}",
+               fixed[-1] < 0.01 * fixed[0])  # fmt: skip
+    near = np.linspace(-1, 1, 401)
+    kink = [beta / (2 * h) * errors(near, h, sampling.L1(2.0), STANDARD)[0].max()
+            for h in (1 / 8, 1 / 48, 1 / 200, 1 / 800)]  # fmt: skip
     s = np.sqrt(2 * np.log(2))
     limit = 2.0 * beta / 2 * (erf(s / np.sqrt(2)) - erf(s / 2))
-    out.decide(
-        "it does so uniformly in x", "Proposition 2",
-        f"N(0, 1), lambda = 2: largest error {text(around, '.3f')} for h = 1/8, 1/48, 1/200, "
-        f"1/800, at distances of order sqrt(h) from the kink; its limit is 0.166 beta lambda/2 = "
-        f"{limit:.3f}",
-        around[-1] < 0.1 * around[0],
-    )  # fmt: skip
+    out.decide("it does so uniformly in x", "Proposition 2",
+               f"N(0, 1), lambda = 2: largest error {text(kink, '.3f')} for h = 1/8, 1/48, 1/200, "
+               "1/800, at distances of order sqrt(h) from the kink; its limit is "
+               f"0.166 beta lambda/2 = {limit:.3f}", kink[-1] < 0.1 * kink[0])  # fmt: skip
+    given: dict[str, Any] = {"kernel": "published", "beta": beta, "prior": sampling.NoPrior()}
     uniform = max(
-        np.ptp(sampling.interaction(x[::100, None], x[::80, None], kernel="published", h=h,
-                                    beta=beta, prior=sampling.NoPrior()), axis=1).max()
+        np.ptp(sampling.interaction(x[::100, None], x[::80, None], h=h, **given), axis=1).max()
         for h in steps
-    )  # fmt: skip
-    out.decide(
-        "for lambda = 0 the layer is attention with a Gaussian kernel, as printed", "eq. 3",
-        f"the printed U is constant in y (range {uniform:.1e}): all tokens weigh the same",
-        uniform > 1e-6,
-    )  # fmt: skip
+    )
+    out.decide("for lambda = 0 the layer is attention with a Gaussian kernel, as printed", "eq. 3",
+               f"the printed U is constant in y (range {uniform:.1e}): all tokens weigh the same",
+               uniform > 1e-6)  # fmt: skip
     few, context = x[::50, None], x[::30, None]
     weights = np.exp(-beta / 0.4 * (few - context.T) ** 2)
+    right = weights @ context / weights.sum(axis=1, keepdims=True)
+    given = {"h": 0.1, "beta": beta, "prior": sampling.L1(1e-9)}
     gap = max(
-        np.abs(sampling.attention_mean(few, context, h=0.1, beta=beta, prior=sampling.L1(1e-9),
-                                       kernel=kernel).mean
-               - weights @ context / weights.sum(axis=1, keepdims=True)).max()
+        largest(sampling.attention_mean(few, context, kernel=kernel, **given).mean - right)
         for kernel in KERNELS[:2]
-    )  # fmt: skip
-    out.decide(
-        "corrected: it is with the kernels `exact` and `laplace`", "eq. 3",
-        f"largest difference {gap:.1e} at lambda = 1e-9", gap < 1e-8,
-    )  # fmt: skip
+    )
+    out.decide("corrected: it is with the kernels `exact` and `laplace`", "eq. 3",
+               f"largest difference {gap:.1e} at lambda = 1e-9", gap < 1e-8)  # fmt: skip
     smooth = [beta / (2 * h) * errors(x[::10], h, SMOOTH).max(axis=1) for h in steps]
     fixed, printed = np.transpose(smooth)
     orders = rate(steps[1:], fixed[1:]), rate(steps[1:], printed[1:])
-    out.decide(
-        "for a smooth psi the error of (14) is of order h, with the printed U", "section 2.3",
-        f"psi = log(2 cosh x): error {text(printed)}, exponent {orders[1]:.2f}", orders[1] > 0.8,
-    )  # fmt: skip
-    out.decide(
-        "corrected: it is with S(y)", "section 2.3",
-        f"psi = log(2 cosh x): error {text(fixed)}, exponent {orders[0]:.2f}",
-        abs(orders[0] - 1) < 0.2,
-    )  # fmt: skip
+    out.decide("for a smooth psi the error of (14) is of order h, with the printed U",
+               "section 2.3",
+               f"psi = log(2 cosh x): error {text(printed)}, exponent {orders[1]:.2f}",
+               orders[1] > 0.8)  # fmt: skip
+    out.decide("corrected: it is with S(y)", "section 2.3",
+               f"psi = log(2 cosh x): error {text(fixed)}, exponent {orders[0]:.2f}",
+               abs(orders[0] - 1) < 0.2)  # fmt: skip
 
 
 @part("Two dimensions")
@@ -410,8 +396,8 @@ def plane(out: Part, flags: RwpoOperator) -> None:
         for y in rng.normal(size=(6, 2)):
             reach = 9 * np.sqrt(2 * h / beta)
             axes, masses = [], []
-            for k in range(2):  # the pieces of [S(y) - reach, S(y) + reach] around the kink
-                ends = np.sort([soft(y, lam * h)[k] - reach, 0.0, soft(y, lam * h)[k] + reach])
+            for centre in soft(y, lam * h):  # the pieces of S(y) ± reach around the kink
+                ends = np.sort([centre - reach, 0.0, centre + reach])
                 halves = np.diff(ends)[:, None] / 2
                 axes.append((ends[:-1, None] + halves * (points + 1)).ravel())
                 masses.append((halves * weights).ravel())
@@ -419,10 +405,9 @@ def plane(out: Part, flags: RwpoOperator) -> None:
             log = lam * np.abs(z).sum(axis=-1) + np.sum((z - y) ** 2, axis=-1) / (2 * h)
             value = masses[0] @ np.exp(-beta / 2 * log) @ masses[1]
             worst = max(worst, abs(float(prior.log_normaliser(y, h=h, beta=beta)) - np.log(value)))
-    out.decide(
-        "the closed form of Z in two dimensions", "eq. 13",
-        f"largest error of log Z against quadrature {worst:.1e} in 18 cases", worst < 1e-10,
-    )  # fmt: skip
+    out.decide("the closed form of Z in two dimensions", "eq. 13",
+               f"largest error of log Z against quadrature {worst:.1e} in 18 cases",
+               worst < 1e-10)  # fmt: skip
     side = np.linspace(-4.5, 4.5, flags.cells // 10 + 1)
     nodes = np.stack(np.meshgrid(side, side, indexing="ij"), axis=-1).reshape(-1, 2)
     centres = np.array([[1.2, 0.8], [-1.0, 1.0], [0.3, -1.1]])
@@ -432,28 +417,21 @@ def plane(out: Part, flags: RwpoOperator) -> None:
     far = np.min(np.abs(x), axis=1) > 0.75
     found = []
     for h in steps:
-        exact, *means = (
-            attention(x, nodes, log_density, kernel, h=h, beta=beta, prior=prior)
-            for kernel in KERNELS
-        )
-        laplace, other = beta / (2 * h) * np.linalg.norm(np.array(means) - exact, axis=2)
+        gaps = mean_errors(x, nodes, log_density, h=h, beta=beta, prior=prior)
+        laplace, other = beta / (2 * h) * gaps
         found.append([laplace.max(), other.max(), laplace[far].max()])
     errors, printed, away = np.transpose(found)
-    out.tables["Largest error of the score over a mixture of three Gaussians in the plane, lambda "
-               "= 2, beta = 1, 200 points:"] = rows(
-        [errors, printed, away], ".2g",
-        {"kernel": [*KERNELS[1:], "laplace, 0.75 from the axes"], "h": steps},
-    )  # fmt: skip
-    out.decide(
-        "in two dimensions the printed U gives the score for h -> 0", "Proposition 2",
-        f"largest error {text(printed, '.3g')} for h = {text(steps, 'g')}",
-        printed[-1] < printed[0],
-    )  # fmt: skip
-    out.decide(
-        "corrected: U with S(y) does, away from the axes", "Proposition 2",
-        f"largest error {text(away)} at points 0.75 and more from both, {text(errors)} at all",
-        away[-1] < 0.1 * away[0],
-    )  # fmt: skip
+    out.table("Largest error of the score over a mixture of three Gaussians in the plane, lambda "
+              "= 2, beta = 1, 200 points:",
+              rows([errors, printed, away], ".2g",
+                   {"kernel": [*KERNELS[1:], "laplace, 0.75 from the axes"],
+                    "h": steps}))  # fmt: skip
+    out.decide("in two dimensions the printed U gives the score for h -> 0", "Proposition 2",
+               f"largest error {text(printed, '.3g')} for h = {text(steps, 'g')}",
+               printed[-1] < printed[0])  # fmt: skip
+    out.decide("corrected: U with S(y) does, away from the axes", "Proposition 2",
+               f"largest error {text(away)} at points 0.75 and more from both, {text(errors)} at "
+               "all", away[-1] < 0.1 * away[0])  # fmt: skip
 
 
 @part("Proximal map")
@@ -463,61 +441,46 @@ def proximal_map(out: Part, _: RwpoOperator) -> None:
     x = np.linspace(-2, 2, 401)
     z = np.linspace(-3, 3, 60_001)
     minimiser = np.array([z[np.argmin(width * np.abs(z) + (z - y) ** 2 / 2)] for y in x])
-    printed = np.abs(np.maximum(np.abs(x) - width, 0) - minimiser)
-    out.decide(
-        "S(x) = ReLU(|x| - lambda h)", "eqs. 3, after 12",
-        f"off by up to {printed.max():.3g} on [-2, 2]: the sign of x is missing",
-        printed.max() < 1e-3,
-    )  # fmt: skip
-    found = np.abs(sampling.L1(1.0).prox(x[:, None], width)[:, 0] - minimiser).max()
-    out.decide(
-        "corrected: S(x) = sign(x) ReLU(|x| - lambda h)", "eq. 3",
-        f"within {found:.0e} of the minimiser on a grid of spacing 1e-4", found < 1e-4,
-    )  # fmt: skip
+    printed = largest(np.maximum(np.abs(x) - width, 0) - minimiser)
+    out.decide("S(x) = ReLU(|x| - lambda h)", "eqs. 3, after 12",
+               f"off by up to {printed:.3g} on [-2, 2]: the sign of x is missing",
+               printed < 1e-3)  # fmt: skip
+    found = largest(sampling.L1(1.0).prox(x[:, None], width)[:, 0] - minimiser)
+    out.decide("corrected: S(x) = sign(x) ReLU(|x| - lambda h)", "eq. 3",
+               f"within {found:.0e} of the minimiser on a grid of spacing 1e-4",
+               found < 1e-4)  # fmt: skip
     slope = (x - soft(x, width)) / width
-    inside = (np.abs(x) < width) & (x != 0)
-    out.decide(
-        "(x - prox(x))/h is a subgradient at x", "section 2.2",
-        f"for 0 < |x| < lambda h it is x/h, and the subgradient at x is lambda sign(x): off by up "
-        f"to {np.abs(slope - np.sign(x))[inside].max():.2f} lambda; it is one at prox(x)",
-        np.abs(slope - np.sign(x))[inside].max() < 1e-9,
-    )  # fmt: skip
+    off = largest((slope - np.sign(x))[(np.abs(x) < width) & (x != 0)])
+    out.decide("(x - prox(x))/h is a subgradient at x", "section 2.2",
+               "for 0 < |x| < lambda h it is x/h, and the subgradient at x is lambda sign(x): off "
+               f"by up to {off:.2f} lambda; it is one at prox(x)", off < 1e-9)  # fmt: skip
 
 
 @part("Equilibrium of (5) and (6)")
 def equilibrium(out: Part, flags: RwpoOperator) -> None:
     """Which drift has the law rho* as its equilibrium."""
     beta, times = 2.0, np.array([0.0, 1.0, 10.0, 100.0])
-    edges, x, width = grid(6.0, flags.cells)
+    edges, x, width = equal_cells(6.0, flags.cells)
     target = normalised(mixture(x), width)
     log = np.log(target)
     drifts = {"-log rho*, as printed": -log, "log rho*": log, "beta^-1 log rho*": log / beta}
-
-    def start(y: Array) -> Array:
-        return gaussian(y, 0.5, 1.0)
-
-    found = [
-        [kl(p, target, width) for p in evolved(start, lambda _, v=drift: -v, edges, times,
-                                               40 / flags.steps, beta)]
-        for drift in drifts.values()
-    ]  # fmt: skip
-    out.tables["KL(rho_t | rho*), beta = 2, from N(0.5, 1):"] = rows(
-        found, ".3g", {"phi~": list(drifts), "t": times}
-    )
+    found = []
+    for drift in drifts.values():
+        laws = evolved(gaussian(0.5, 1.0), lambda _, v=drift: -v, edges, times, 40 / flags.steps,
+                       beta)  # fmt: skip
+        found.append([kl(law, target, width) for law in laws])
+    out.table("KL(rho_t | rho*), beta = 2, from N(0.5, 1):",
+              rows(found, ".3g", {"phi~": list(drifts), "t": times}))  # fmt: skip
     printed, turned, corrected = (values[-1] for values in found)
-    out.decide(
-        "the law of (5) with phi~ = -log rho* tends to rho*", "eqs. 5, 6",
-        f"KL {printed:.3g} at t = 100 (the mass goes to the walls); with log rho*, {turned:.3g}",
-        printed < 1e-6,
-    )  # fmt: skip
-    out.decide(
-        "corrected: it does with phi~ = beta^-1 log rho*", "eq. 6",
-        f"KL {corrected:.1e} at t = 100", corrected < 1e-6,
-    )  # fmt: skip
+    out.decide("the law of (5) with phi~ = -log rho* tends to rho*", "eqs. 5, 6",
+               f"KL {printed:.3g} at t = 100 (the mass goes to the walls); with log rho*, "
+               f"{turned:.3g}", printed < 1e-6)  # fmt: skip
+    out.decide("corrected: it does with phi~ = beta^-1 log rho*", "eq. 6",
+               f"KL {corrected:.1e} at t = 100", corrected < 1e-6)  # fmt: skip
 
 
 def kernel_density(
-    x: Array, nodes: Array, weights: Array, psi: Callable[[Array], Array], h: float, beta: float
+    x: Array, nodes: Array, weights: Array, psi: Function, h: float, beta: float
 ) -> Array:
     """The right-hand side of (13) by the trapezoidal rule on equidistant nodes, Z included."""
 
@@ -546,57 +509,48 @@ def lemma(out: Part, flags: RwpoOperator) -> None:
         return 2 / beta * (log - 0.5 * np.log(4 * np.pi * left / beta))
 
     def cost(drift: Callable[[Array, float], Array], cells: int) -> tuple[float, Array, Array]:
-        edges, x, width = grid(6.0, cells)
-        density, energy = transported(
-            mixture, drift, edges, np.linspace(0, h, cells // 4 + 1), beta
-        )
+        edges, x, width = equal_cells(6.0, cells)
+        times = np.linspace(0, h, cells // 4 + 1)
+        density, energy = transported(mixture, drift, edges, times, beta)
         return energy + lam * float(np.sum(np.abs(x) * density) * width), x, density
 
     nodes = np.linspace(-8, 8, 4001)
     sizes = [flags.cells // 8, flags.cells // 4, flags.cells // 2]
     dual = -float(np.trapezoid(potential(nodes, 0.0) * mixture(nodes), nodes))
-    errors, gaps = [], []
+    errors, costs = [], []
     for cells in sizes:
         value, x, density = cost(potential, cells)
         exact = kernel_density(x, nodes, mixture(nodes), lambda z: lam * np.abs(z), h, beta)
         errors.append(float(np.sum(np.abs(density - exact)) * (x[1] - x[0])))
-        gaps.append(abs(value - dual))
-        out.tables[
-            f"Density and cost of the system (35), (36) at h = {h:g}, lambda = 1, beta = 2:"
-        ].append({
-            "cells": f"{cells}", "L1 distance to (13)": f"{errors[-1]:.2e}",
-            "cost (11)": f"{value:.6f}", "value of the dual": f"{dual:.6f}",
-        })  # fmt: skip
+        costs.append(value)
+    out.table(f"Density and cost of the system (35), (36) at h = {h:g}, lambda = 1, beta = 2:", [
+        {"cells": f"{cells}", "L1 distance to (13)": f"{error:.2e}", "cost (11)": f"{value:.6f}",
+         "value of the dual": f"{dual:.6f}"}
+        for cells, error, value in zip(sizes, errors, costs, strict=True)
+    ])  # fmt: skip
     order = rate(sizes, errors)
-    out.decide(
-        "the optimality system of (11) ends in the closed form (13)", "Lemma 1",
-        f"L1 distance {errors[-1]:.1e} with {sizes[-1]} cells, falling with exponent {order:.2f}",
-        errors[-1] < 1e-3 and order < -1.3,
-    )  # fmt: skip
-    best = cost(potential, sizes[1])[0]
-    raised = []
-    for change in (np.sin, np.tanh, lambda x: 0.3 * x, lambda x: np.cos(2 * x)):
-        for sign in (-0.1, 0.1):
+    out.decide("the optimality system of (11) ends in the closed form (13)", "Lemma 1",
+               f"L1 distance {errors[-1]:.1e} with {sizes[-1]} cells, falling with exponent "
+               f"{order:.2f}", errors[-1] < 1e-3 and order < -1.3)  # fmt: skip
+    changes: list[Function] = [np.sin, np.tanh, lambda x: 0.3 * x, lambda x: np.cos(2 * x)]
 
-            def other(x: Array, t: float, change: Any = change, sign: float = sign) -> Array:
-                return np.asarray(potential(x, t) + sign * change(x))
+    def excess(change: Function, sign: float) -> float:
+        return cost(lambda x, t: potential(x, t) + sign * change(x), sizes[1])[0] - costs[1]
 
-            raised.append(cost(other, sizes[1])[0] - best)
-    out.decide(
-        "it is the minimum of (11)", "eqs. 11, 34 to 36",
-        f"cost within {gaps[-1]:.1e} of the dual value -int Phi(0) rho_k; 8 other drifts cost "
-        f"{min(raised):.1e} to {max(raised):.1e} more", [gaps[-1] < 1e-3, min(raised) > 0],
-    )  # fmt: skip
+    raised = [excess(*case) for case in product(changes, (-0.1, 0.1))]
+    gap = abs(costs[-1] - dual)
+    out.decide("it is the minimum of (11)", "eqs. 11, 34 to 36",
+               f"cost within {gap:.1e} of the dual value -int Phi(0) rho_k; 8 other drifts cost "
+               f"{min(raised):.1e} to {max(raised):.1e} more",
+               [gap < 1e-3, min(raised) > 0])  # fmt: skip
 
 
-Potential = tuple[Callable[[Array], Array], Callable[[Array], Array], Callable[[Array], Array]]
-POTENTIALS: dict[str, Potential] = {
+Potential = tuple[Function, Function, Function]
+POTENTIALS: dict[str, Potential] = {  # with their first and second derivatives
     "abs x": (np.abs, np.ones_like, np.zeros_like),
-    "log(2 cosh x)": (
-        lambda x: np.logaddexp(x, -x), np.tanh, lambda x: 1 / np.cosh(x) ** 2,
-    ),
+    "log(2 cosh x)": (lambda x: np.logaddexp(x, -x), np.tanh, lambda x: 1 / np.cosh(x) ** 2),
     "x^2/2": (lambda x: x**2 / 2, lambda x: x, np.ones_like),
-}  # fmt: skip
+}
 
 
 def jko_step(edges: Array, density: Array, psi: Potential, h: float, beta: float) -> Array:
@@ -636,25 +590,21 @@ def jko_step(edges: Array, density: Array, psi: Potential, h: float, beta: float
 @part("The operator and a JKO step")
 def jko(out: Part, flags: RwpoOperator) -> None:
     """Distance of the operator to a JKO step."""
-    beta = 1.0
-    steps = [0.1, 0.05, 0.025, 0.0125]
+    beta, steps = 1.0, [0.1, 0.05, 0.025, 0.0125]
     length, half = 7.0, int(1.75 * flags.cells)
+    both, at, _ = equal_cells(length, 2 * half)
     edges = np.linspace(0, length, half + 1)
-    centres = (edges[1:] + edges[:-1]) / 2
     nodes = np.linspace(-9, 9, 2 * (15 * flags.cells // 8) + 1)
-
-    def start(x: Array) -> Array:
-        return gaussian(x, 0.0, np.sqrt(0.5))
-
+    start = gaussian(0.0, np.sqrt(0.5))
+    first = start((edges[1:] + edges[:-1]) / 2)
     found: dict[str, Array] = {}
     for name, psi in POTENTIALS.items():
         errors = []
         for h in steps:
-            moved = jko_step(edges, start(centres), psi, h, beta)
+            moved = jko_step(edges, first, psi, h, beta)
             x, width = (moved[1:] + moved[:-1]) / 2, np.diff(moved)
-            step = start(centres) * np.diff(edges) / width
+            step = first * np.diff(edges) / width
             operator = kernel_density(x, nodes, start(nodes), psi[0], h, beta)
-            both, at, _ = grid(length, 2 * half)
             flow = np.interp(x, at, evolved(start, psi[0], both, [h], h / 100, beta)[0])
             inside, near = x < 5, (x < 3)[1:]
             scores = np.diff(np.log(operator / step)) / np.diff(x)
@@ -669,41 +619,35 @@ def jko(out: Part, flags: RwpoOperator) -> None:
     titles = ["L1", "largest", "score", "second moment", "L1 to Fokker-Planck"]
     values = np.array(list(found.values()))  # (psi, norm, step)
     rates = {name: [rate(steps[-3:], e[-3:]) for e in found[name]] for name in found}
-    out.tables["K rho minus a JKO step from N(0, 1/2), beta = 1 (last column: minus the law of "
-               "Fokker-Planck at time h); exponents of the last three steps:"] = [
-        *rows(values.swapaxes(1, 2), ".2e", {"psi": list(found), "h": steps, "": titles}),
-        *rows(list(rates.values()), ".2f", {"psi": list(found), "h": ["exponent"], "": titles}),
-    ]  # fmt: skip
+    dims = {"psi": list(found), "h": steps, "": titles}
+    out.table("K rho minus a JKO step from N(0, 1/2), beta = 1 (last column: minus the law of "
+              "Fokker-Planck at time h); exponents of the last three steps:",
+              rows(values.swapaxes(1, 2), ".2e", dims)
+              + rows(list(rates.values()), ".2f", dims | {"h": ["exponent"]}))  # fmt: skip
     out.variables["jko_error"] = (("psi", "norm", "step"), values, "K rho minus a JKO step")
-    out.coords = {
-        "psi": (list(found), "potential"), "norm": (titles, "norm of the difference"),
-        "step": (steps, "step h"),
-    }  # fmt: skip
-    smooth = [name for name in found if name != "abs x"]
-    out.decide(
-        "K rho = JKO step + O(h^2)", "section 2.2",
-        f"in L1 exponents {text([rates[n][0] for n in smooth], '.2f')} for smooth psi, "
-        f"{rates['abs x'][0]:.2f} for |x|, whose second moment has {rates['abs x'][3]:.2f}",
-        [rates[n][0] > 1.7 for n in found],
-    )  # fmt: skip
-    gap = found["abs x"][2]
-    out.decide(
-        "its score approximates that of the JKO step, for psi = |x| too", "eqs. 10, 12",
-        f"smooth psi: exponents {text([rates[n][2] for n in smooth], '.2f')}; |x|: the jump of the "
-        f"score at the kink is half of -2 beta lambda, largest difference {text(gap, '.3f')}",
-        [rates[n][2] > 1 for n in found],
-    )  # fmt: skip
+    out.coords = {"psi": (list(found), "potential"), "norm": (titles, "norm of the difference"),
+                  "step": (steps, "step h")}  # fmt: skip
+    kink, *smooth = rates.values()
+    out.decide("K rho = JKO step + O(h^2)", "section 2.2",
+               f"in L1 exponents {text([r[0] for r in smooth], '.2f')} for smooth psi, "
+               f"{kink[0]:.2f} for |x|, whose second moment has {kink[3]:.2f}",
+               [r[0] > 1.7 for r in rates.values()])  # fmt: skip
+    out.decide("its score approximates that of the JKO step, for psi = |x| too", "eqs. 10, 12",
+               f"smooth psi: exponents {text([r[2] for r in smooth], '.2f')}; |x|: the jump of the "
+               "score at the kink is half of -2 beta lambda, largest difference "
+               f"{text(found['abs x'][2], '.3f')}",
+               [r[2] > 1 for r in rates.values()])  # fmt: skip
 
 
 @part("The scheme (12) in one dimension")
 def scheme(out: Part, flags: RwpoOperator) -> None:
     """Steps (12) of many particles in one dimension against the Fokker-Planck equation."""
-    beta, end = 2.0, 1.0
-    edges, x, width = grid(8.0, flags.cells)
+    beta, end, start = 2.0, 1.0, gaussian(1.0, 0.7)
+    edges, x, width = equal_cells(8.0, flags.cells)
     share = (np.arange(flags.particles) + 0.5) / flags.particles
-    start = np.append(0, np.cumsum(gaussian(x, 1.0, 0.7)) * width)
-    first = np.interp(share, start / start[-1], edges)
-    cases: dict[str, tuple[Any, Any, Callable[[Array], Array]]] = {
+    cumulative = np.append(0, np.cumsum(start(x)) * width)
+    first = np.interp(share, cumulative / cumulative[-1], edges)
+    cases: dict[str, tuple[Any, Any, Function]] = {
         "abs x, published": ("published", sampling.L1(1.0), np.abs),
         "abs x, laplace": ("laplace", sampling.L1(1.0), np.abs),
         "abs x, exact": ("exact", sampling.L1(1.0), np.abs),
@@ -712,18 +656,14 @@ def scheme(out: Part, flags: RwpoOperator) -> None:
     }
     steps, errors, orders = [8, 16, 32, 64], {}, {}
     for name, (kernel, prior, psi) in cases.items():
-        (law,) = evolved(lambda y: gaussian(y, 1.0, 0.7), lambda y, p=psi: y**2 / 2 + p(y), edges,
-                         [end], 1 / flags.steps, beta)  # fmt: skip
-        cumulative = np.append(0, np.cumsum(law) * width)
-        target, found = np.interp(share, cumulative, edges), []
+        (law,) = evolved(start, lambda y, p=psi: y**2 / 2 + p(y), edges, [end], 1 / flags.steps,
+                         beta)  # fmt: skip
+        target, found = np.interp(share, np.append(0, np.cumsum(law) * width), edges), []
         for count in steps:
-            h, y = end / count, first[:, None]
+            h = end / count
+            y: Array = first[:, None]
             for _ in range(count):
-                y = y - h * y
-                mean = sampling.attention_mean(
-                    y, y, h=h, beta=beta, prior=prior, kernel=kernel
-                ).mean
-                y = y + 0.5 * (prior.prox(y, h) - mean)
+                y = half_step(y - h * y, prior, h, kernel, beta)
             gap = np.sort(y[:, 0]) - target
             found.append([np.mean(np.abs(gap)), np.sqrt(np.mean(gap**2)),
                           abs(np.mean(y**2) - np.mean(target**2))])  # fmt: skip
@@ -731,31 +671,26 @@ def scheme(out: Part, flags: RwpoOperator) -> None:
         orders[name] = [rate([1 / n for n in steps[:k]], e[:k])
                         for e, k in zip(errors[name], (4, 4, 3), strict=True)]  # fmt: skip
     names = {"psi, kernel": list(cases)}
-    wasserstein = rows([e[0] for e in errors.values()], ".2e",
-                       names | {"W1, h": [f"1/{n}" for n in steps]})  # fmt: skip
-    exponents = rows(list(orders.values()), ".2f", names | {"": ["exponent", "of W2", "of E x^2"]})
-    out.tables[f"Error at t = 1 against Fokker-Planck, {flags.particles} particles, phi = -x^2/2, "
-               "beta = 2, from N(1, 0.49); exponents in h:"] = [
-        one | other for one, other in zip(wasserstein, exponents, strict=True)
-    ]  # fmt: skip
-    out.variables["scheme_error"] = (
-        ("scheme", "quantity", "steps"), np.array(list(errors.values())),
-        "error at t = 1 against Fokker-Planck",
-    )  # fmt: skip
+    out.table(
+        f"Error at t = 1 against Fokker-Planck, {flags.particles} particles, phi = -x^2/2, "
+        "beta = 2, from N(1, 0.49); exponents in h:",
+        rows([e[0] for e in errors.values()], ".2e", names | {"W1, h": [f"1/{n}" for n in steps]}),
+        rows(list(orders.values()), ".2f", names | {"": ["exponent", "of W2", "of E x^2"]}),
+    )
+    out.variables["scheme_error"] = (("scheme", "quantity", "steps"), list(errors.values()),
+                                     "error at t = 1 against Fokker-Planck")  # fmt: skip
     out.coords = {"scheme": (list(cases), "potential and interaction"), "steps": (steps, "steps"),
-                   "quantity": (["W1", "W2", "second moment"], "quantity")}  # fmt: skip
+                  "quantity": (["W1", "W2", "second moment"], "quantity")}  # fmt: skip
     printed = errors["abs x, published"][0]
-    out.decide(
-        "(9) with the printed U is a first-order approximation of (7)", "section 1, eq. 9",
-        f"W1 at t = 1 {text(printed)} for h = 1/8 to 1/64", printed[-1] < 0.5 * printed[0],
-    )  # fmt: skip
+    out.decide("(9) with the printed U is a first-order approximation of (7)", "section 1, eq. 9",
+               f"W1 at t = 1 {text(printed)} for h = 1/8 to 1/64",
+               printed[-1] < 0.5 * printed[0])  # fmt: skip
     exact = {name.split(",")[0]: o for name, o in orders.items() if name.endswith("exact")}
-    out.decide(
-        "corrected: with the kernel `exact` it is, in W1", "section 1, eq. 12",
-        "exponents " + ", ".join(f"{o[0]:.2f} (psi = {name})" for name, o in exact.items())
-        + f"; second moments {exact['abs x'][2]:.2f} for |x|, of which a layer of width "
-        "sqrt(h) around the kink is not resolved", [o[0] > 0.9 for o in exact.values()],
-    )  # fmt: skip
+    out.decide("corrected: with the kernel `exact` it is, in W1", "section 1, eq. 12",
+               "exponents " + ", ".join(f"{o[0]:.2f} (psi = {name})" for name, o in exact.items())
+               + f"; second moments {exact['abs x'][2]:.2f} for |x|, of which a layer of width "
+               "sqrt(h) around the kink is not resolved",
+               [o[0] > 0.9 for o in exact.values()])  # fmt: skip
 
 
 # The layer and its training phase
@@ -763,25 +698,18 @@ def scheme(out: Part, flags: RwpoOperator) -> None:
 
 
 def jacobians(x: Array, context: Array, prior: Any, h: float, kernel: Any) -> tuple[Array, Array]:
-    """DS (n, d) and DM (n, d, d) of attention over a context that does not move, beta = 1."""
-    found = sampling.attention_mean(
-        x, context, h=h, beta=1.0, prior=prior, kernel=kernel, covariance=True
-    )
+    """DS (n, d, 1) and DM (n, d, d) of attention over a context that does not move, beta = 1."""
+    given: dict[str, Any] = {"h": h, "beta": 1.0, "prior": prior, "kernel": kernel}
+    found = sampling.attention_mean(x, context, covariance=True, **given)
     slope = prior.prox_derivative(x, h)
     scale = (1 - slope if kernel == "published" else np.ones_like(slope)) / (2 * h)
     assert found.covariance is not None
-    return slope, found.covariance * scale[:, None, :]
+    return slope[:, :, None], found.covariance * scale[:, None, :]
 
 
 def norm(x: Array) -> float:
     """Root mean square norm of tokens (n, d)."""
     return float(np.sqrt(np.mean(np.sum(x**2, axis=1))))
-
-
-def quiet_layer(x: Array, prior: Any, h: float, kernel: Any) -> Array:
-    """The layer (22) without its warnings about folds."""
-    found = sampling.attention_mean(x, x, h=h, beta=1.0, prior=prior, kernel=kernel)
-    return np.asarray(x + 0.5 * (prior.prox(x, h) - found.mean))
 
 
 @part("The layer and its inverse")
@@ -792,10 +720,10 @@ def inverse(out: Part, flags: RwpoOperator) -> None:
     table, trips, shares = [], [], []
     for lam, h, kernel in product((2.0, 0.5), (1 / 8, 1 / 48), ("published", "exact")):
         prior = sampling.L1(lam)
-        y = quiet_layer(x, prior, h, kernel)
-        back = quiet_layer(y, prior, h, kernel)  # (23): with a plus sign, as in (22)
+        y = half_step(x, prior, h, kernel)
+        back = half_step(y, prior, h, kernel)  # (23): with a plus sign, as in (22)
         slope, matrix = jacobians(x, x, prior, h, kernel)
-        gradient = np.eye(2) * (1 + 0.5 * slope[:, :, None]) - 0.5 * matrix
+        gradient = np.eye(2) * (1 + 0.5 * slope) - 0.5 * matrix
         share = float(np.mean(np.linalg.det(gradient) < 0))
         trips.append(norm(back - x))
         if kernel == "published":
@@ -807,38 +735,34 @@ def inverse(out: Part, flags: RwpoOperator) -> None:
             "largest eigenvalue of DM": f"{np.linalg.eigvals(matrix).real.max():.2f}",
         })  # fmt: skip
     size = norm(x)
-    out.tables[f"One layer (22) and one of (23) for {x.shape[0]} tokens N(0, I) in the plane, of "
-                f"root mean square norm {size:.2f}, beta = 1:"] = table  # fmt: skip
-    out.decide(
-        "the training phase (23) goes back along the generation phase (22)", "Algorithm 1",
-        f"tokens of norm {size:.2f} come back with errors {min(trips):.2f} to {max(trips):.2f}: "
-        "(23) has the sign of (22), and moves on", max(trips) < 1e-6,
-    )  # fmt: skip
-    out.decide(
-        "the printed layer is a bijection, as (17) needs", "eq. 22, Proposition 3",
-        f"det DG < 0 for {100 * min(shares):.1f} to {100 * max(shares):.1f} % of the tokens",
-        max(shares) == 0,
-    )  # fmt: skip
+    out.table(f"One layer (22) and one of (23) for {x.shape[0]} tokens N(0, I) in the plane, of "
+              f"root mean square norm {size:.2f}, beta = 1:", table)  # fmt: skip
+    out.decide("the training phase (23) goes back along the generation phase (22)", "Algorithm 1",
+               f"tokens of norm {size:.2f} come back with errors {min(trips):.2f} to "
+               f"{max(trips):.2f}: (23) has the sign of (22), and moves on",
+               max(trips) < 1e-6)  # fmt: skip
+    out.decide("the printed layer is a bijection, as (17) needs", "eq. 22, Proposition 3",
+               f"det DG < 0 for {100 * min(shares):.1f} to {100 * max(shares):.1f} % of the tokens",
+               max(shares) == 0)  # fmt: skip
     context, least, worst = rng.normal(size=(flags.tokens // 2, 2)), np.inf, 0.0
     for lam, h, kernel in ((2.0, 1 / 8, "exact"), (2.0, 1 / 48, "exact"), (0.5, 1 / 8, "laplace")):
-        given: dict[str, Any] = {"h": h, "beta": 1.0, "prior": sampling.L1(lam), "kernel": kernel}
-        slope, matrix = jacobians(x, context, given["prior"], h, kernel)
-        gradient = np.eye(2) * (1 - 0.5 * slope[:, :, None]) + 0.5 * matrix
+        given: dict[str, Any] = {"h": h, "prior": sampling.L1(lam), "kernel": kernel}
+        slope, matrix = jacobians(x, context, **given)
+        gradient = np.eye(2) * (1 - 0.5 * slope) + 0.5 * matrix
         least = min(least, float(np.linalg.eigvalsh(gradient).min()))
+        given["beta"] = 1.0
         y = sampling.backward(x, context, **given)
-        worst = max(worst, float(np.abs(sampling.backward_inverse(y, context, **given) - x).max()))
-    out.decide(
-        "corrected: B(x) = x - [S(x) - M(x; C)]/2 with a context C of other tokens has an inverse, "
-        "DB >= 1/2", "instead of eq. 23",
-        f"smallest eigenvalue {least:.3f}; x comes back within {worst:.1e}",
-        [least > 0.5 - 1e-9, worst < 1e-12],
-    )  # fmt: skip
+        worst = max(worst, largest(sampling.backward_inverse(y, context, **given) - x))
+    out.decide("corrected: B(x) = x - [S(x) - M(x; C)]/2 with a context C of other tokens has an "
+               "inverse, DB >= 1/2", "instead of eq. 23",
+               f"smallest eigenvalue {least:.3f}; x comes back within {worst:.1e}",
+               [least > 0.5 - 1e-9, worst < 1e-12])  # fmt: skip
 
 
 @part("Densities (24)")
 def determinant(out: Part, flags: RwpoOperator) -> None:
     """Trace against log det along the layers, and what rounding leaves of the tokens."""
-    gaps, ends, trips = [], [], []
+    table, gaps, ends = [], [], []
     for count in (8, 48):
         rng, h, prior = np.random.default_rng(1), 1 / count, sampling.L1(2.0)
         start, contexts, logs, traces = rng.normal(size=(200, 2)), [], [], []
@@ -847,32 +771,31 @@ def determinant(out: Part, flags: RwpoOperator) -> None:
         given: dict[str, Any] = {"h": h, "beta": 1.0, "prior": prior}
         for _ in range(count):
             slope, matrix = jacobians(x, context, prior, h, "exact")
-            change = -0.5 * (np.eye(2) * slope[:, :, None] - matrix)
+            change = -0.5 * (np.eye(2) * slope - matrix)
             logs.append(np.linalg.slogdet(np.eye(2) + change)[1])
             traces.append(np.trace(change, axis1=1, axis2=2))
             contexts.append(context)
             x = sampling.backward(x, context, **given)
             context = sampling.backward(context, context, exclude_self=True, **given)
-        y = x
         for before in reversed(contexts):
-            y = sampling.backward_inverse(y, before, **given)
-        trips.append(float(np.abs(y - start).max()))
+            x = sampling.backward_inverse(x, before, **given)
         difference = np.mean(np.array(traces) - np.array(logs), axis=1)
         gaps.append((difference.min(), difference.max()))
-        ends.append((float(np.sum(traces, axis=0).mean()), float(np.sum(logs, axis=0).mean())))
-    out.tables["Layers x <- B(x; C) of 200 tokens N(0, I) in the plane, C of "
-                f"{flags.tokens // 2} others, lambda = 2, beta = 1, T = 1, means:"] = [
-        {"n_t": f"{count}", "sum of traces": f"{end[0]:.2f}", "sum of log det": f"{end[1]:.2f}",
-         "trace - log det of a layer": f"{gap[0]:.3f} to {gap[1]:.3f}",
-         "tokens come back within": f"{trip:.1e}"}
-        for count, end, gap, trip in zip((8, 48), ends, gaps, trips, strict=True)
-    ]  # fmt: skip
-    out.decide(
-        "the trace of (24) is the change of the log density of a layer", "eq. 24",
-        f"off by {gaps[0][0]:.2f} to {gaps[0][1]:.2f} a layer with n_t = 8, {gaps[1][0]:.2f} to "
-        f"{gaps[1][1]:.2f} with 48: {ends[1][0]:.1f} for {ends[1][1]:.1f} in all",
-        max(abs(gaps[0][1]), abs(gaps[1][1])) < 1e-2,
-    )  # fmt: skip
+        ends.append([float(np.sum(each, axis=0).mean()) for each in (traces, logs)])
+        table.append({
+            "n_t": f"{count}", "sum of traces": f"{ends[-1][0]:.2f}",
+            "sum of log det": f"{ends[-1][1]:.2f}",
+            "trace - log det of a layer": f"{gaps[-1][0]:.3f} to {gaps[-1][1]:.3f}",
+            "tokens come back within": f"{largest(x - start):.1e}",
+        })  # fmt: skip
+    out.table("Layers x <- B(x; C) of 200 tokens N(0, I) in the plane, C of "
+              f"{flags.tokens // 2} others, lambda = 2, beta = 1, T = 1, means:",
+              table)  # fmt: skip
+    out.decide("the trace of (24) is the change of the log density of a layer", "eq. 24",
+               f"off by {gaps[0][0]:.2f} to {gaps[0][1]:.2f} a layer with n_t = 8, "
+               f"{gaps[1][0]:.2f} to {gaps[1][1]:.2f} with 48: {ends[1][0]:.1f} for "
+               f"{ends[1][1]:.1f} in all",
+               max(abs(gaps[0][1]), abs(gaps[1][1])) < 1e-2)  # fmt: skip
     rng, samples, lam = np.random.default_rng(2), 400_000, 1.0
     x, h, apart = np.abs(rng.normal(size=samples)), 0.25, 0.02
 
@@ -886,22 +809,21 @@ def determinant(out: Part, flags: RwpoOperator) -> None:
     density = 2 * np.exp(-((lam * h) ** 2) / 2) / np.sqrt(2 * np.pi)
     wave = np.tanh(x / (lam * h))
     inside = float(np.mean(wave * (1 - wave**2) * x / (lam**2 * h) / (1 - 0.5 * wave**2)))
-    out.decide(
-        "lambda can be trained through the soft thresholding of the log density", "section 4",
-        f"d/d lambda of E log det(1 - DS/2), x of N(0, 1), h = 0.25, lambda = 1: {steep:.3f} by "
-        f"differences, {h * density * np.log(2):.3f} in closed form, 0 by differentiation of every "
-        "sample, since DS is constant but for jumps; with the smooth S(x) = x - lambda h "
-        f"tanh(x/(lambda h)) {other:.3f} and {inside:.3f}", abs(steep) < 0.01,
-    )  # fmt: skip
+    out.decide("lambda can be trained through the soft thresholding of the log density",
+               "section 4",
+               "d/d lambda of E log det(1 - DS/2), x of N(0, 1), h = 0.25, lambda = 1: "
+               f"{steep:.3f} by differences, {h * density * np.log(2):.3f} in closed form, 0 by "
+               "differentiation of every sample, since DS is constant but for jumps; with the "
+               f"smooth S(x) = x - lambda h tanh(x/(lambda h)) {other:.3f} and {inside:.3f}",
+               abs(steep) < 0.01)  # fmt: skip
 
 
 @part("Self-weights")
 def self_weights(out: Part, flags: RwpoOperator) -> None:
     """How much of the attention a token gives itself in d dimensions."""
-    rng = np.random.default_rng(3)
+    rng, prior = np.random.default_rng(3), sampling.L1(2.0)
     dims, steps = [2, 4, 8, 16, 32, 64], [1 / 8, 1 / 48]
-    weights, sizes = np.zeros((len(dims), 2)), np.zeros((len(dims), 2))
-    prior = sampling.L1(2.0)
+    weights, sizes = np.zeros((2, len(dims), 2))
     for i, d in enumerate(dims):
         x = rng.normal(size=(flags.tokens, d))
         for j, h in enumerate(steps):
@@ -910,36 +832,31 @@ def self_weights(out: Part, flags: RwpoOperator) -> None:
             weights[i, j], sizes[i, j] = np.exp(own).mean(), np.median(found.ess)
     estimates = [[1 / (1 + flags.tokens * (1 + 1 / h) ** (-d / 2)) for h in steps] for d in dims]
     columns = {"weight": (weights, ".3f"), "estimate": (estimates, ".3f"), "size": (sizes, ".3g")}
-    parts = [rows(values, style, {"d": dims, f"{name}, h": [f"1/{1 / h:.0f}" for h in steps]})
-             for name, (values, style) in columns.items()]  # fmt: skip
-    out.tables[f"Mean weight of a token in its own attention, and median effective sample size, "
-               f"{flags.tokens} tokens N(0, I), lambda = 2, beta = 1; estimate: 1/(1 + N (1 + "
-               "beta/h)^(-d/2)):"] = [
-        one | two | three for one, two, three in zip(*parts, strict=True)
-    ]  # fmt: skip
-    out.variables["self_weight"] = (("d", "h_layer"), weights, "mean weight of a token in its own "
-                                     "attention")  # fmt: skip
-    out.variables["ess"] = (("d", "h_layer"), sizes, "median effective sample size")
+    out.table("Mean weight of a token in its own attention, and median effective sample size, "
+              f"{flags.tokens} tokens N(0, I), lambda = 2, beta = 1; estimate: 1/(1 + N (1 + "
+              "beta/h)^(-d/2)):",
+              *(rows(values, style, {"d": dims, f"{name}, h": inverses(steps)})
+                for name, (values, style) in columns.items()))  # fmt: skip
+    along = ("d", "h_layer")
+    out.variables["self_weight"] = (along, weights, "mean weight of a token in its own attention")
+    out.variables["ess"] = (along, sizes, "median effective sample size")
     out.coords = {"d": (dims, "dimension"), "h_layer": (steps, "step of the layer")}
-    out.decide(
-        "tokens interact at the dimensions of Table 1 (3 to 128)", "Table 1",
-        "mean weight of a token in its own attention at d = " + ", ".join(
-            f"{d}: {text(weights[i], '.2f')}" for i, d in enumerate(dims)
-        ) + " (h = 1/8, 1/48)", [row.max() < 0.9 for row in weights],
-    )  # fmt: skip
+    out.decide("tokens interact at the dimensions of Table 1 (3 to 128)", "Table 1",
+               "mean weight of a token in its own attention at d = "
+               + ", ".join(f"{d}: {text(weights[i], '.2f')}" for i, d in enumerate(dims))
+               + " (h = 1/8, 1/48)", [row.max() < 0.9 for row in weights])  # fmt: skip
     spread, marks, h = [], [100, 200, 400, 800], 0.25
     y: Array = 0.15 * rng.normal(size=(flags.tokens // 4, 1))
     for k in range(1, marks[-1] + 1):
-        y = quiet_layer(y, sampling.L1(2.0), h, "exact")
+        y = half_step(y, prior, h, "exact")
         if k in marks:
             spread.append(float(y.std()))
-    out.decide(
-        "the score term prevents collapse", "section 1",
-        f"a cloud inside |x| <= lambda h (lambda = 2, h = 0.25, beta = 1) has the spread "
-        f"{text(spread, '.4f')} after {text(marks, 'd')} layers (15), exponent "
-        f"{rate(marks, spread):.2f}; in closed form sqrt(2h/(beta k)), "
-        f"{text([np.sqrt(2 * h / k) for k in marks], '.4f')}", spread[-1] > 0.5 * spread[0],
-    )  # fmt: skip
+    out.decide("the score term prevents collapse", "section 1",
+               "a cloud inside |x| <= lambda h (lambda = 2, h = 0.25, beta = 1) has the spread "
+               f"{text(spread, '.4f')} after {text(marks, 'd')} layers (15), exponent "
+               f"{rate(marks, spread):.2f}; in closed form sqrt(2h/(beta k)), "
+               f"{text([np.sqrt(2 * h / k) for k in marks], '.4f')}",
+               spread[-1] > 0.5 * spread[0])  # fmt: skip
 
 
 @part("Proposition 3")
@@ -960,16 +877,15 @@ def likelihood(out: Part, _: RwpoOperator) -> None:
             x = x - h * rate_of * x
             total += h * rate_of
         found = -(x**2) / (2 * start) - 0.5 * np.log(2 * np.pi * start) - total
-        errors.append(float(np.abs(found - exact).max()))
+        errors.append(largest(found - exact))
         masses.append(np.exp(np.mean(found + x**2 / (2 * start)) + 0.5 * np.log(2 * np.pi * start))
                       * np.abs(x_end[0] / x[0]))  # fmt: skip
     order = rate(steps, errors)
-    out.decide(
-        "the log density along trajectories is (17), its Riemann sum (18) of first order in h",
-        "Proposition 3, eq. 18",
-        f"error {text(errors)} for {text(steps, 'd')} steps, exponent {order:.2f}; the density "
-        f"that (18) states has the mass {text(masses, '.3f')}", abs(order + 1) < 0.1,
-    )  # fmt: skip
+    out.decide("the log density along trajectories is (17), its Riemann sum (18) of first order in "
+               "h", "Proposition 3, eq. 18",
+               f"error {text(errors)} for {text(steps, 'd')} steps, exponent {order:.2f}; the "
+               f"density that (18) states has the mass {text(masses, '.3f')}",
+               abs(order + 1) < 0.1)  # fmt: skip
 
 
 # Convergence and moments
@@ -983,32 +899,28 @@ def dissipation(out: Part, flags: RwpoOperator) -> None:
     times, apart = np.array([0.1, 0.5, 1.0, 2.0, 4.0]), 1e-3
     beta, lam, errors = 2.0, 1.0, []
     for cells in sizes:
-        edges, x, width = grid(14.0, cells)
-        target = normalised(standard(x), width)
+        edges, x, width = equal_cells(14.0, cells)
+        target = normalised(STANDARD(x), width)
         laws = evolved(
-            lambda y: gaussian(y, 1.0, 2.0), lambda y: y**2 / (2 * beta) + lam * np.abs(y),
-            edges, around(times, apart), 1e-3, beta,
+            gaussian(1.0, 2.0), lambda y: y**2 / (2 * beta) + lam * np.abs(y), edges,
+            around(times, apart), 1e-3, beta,
         )  # fmt: skip
-        terms = np.array([entropies(p, target, x) for p in laws])
-        slope = (terms[2::3, 0] - terms[::3, 0]) / (2 * apart)
-        value = -terms[1::3, 1] / beta - lam * terms[1::3, 2]
-        errors.append(float(np.abs(slope - value).max()))
-    out.tables[f"d KL/dt and the right-hand side of (26), lambda = 1, beta = 2, rho* = N(0, 1), "
-                f"{sizes[-1]} cells:"] = [
+        divergence, fisher, aligned = np.transpose([entropies(p, target, x) for p in laws])
+        slope = (divergence[2::3] - divergence[::3]) / (2 * apart)
+        signs = aligned[1::3]
+        value = -fisher[1::3] / beta - lam * signs
+        errors.append(largest(slope - value))
+    out.table(f"d KL/dt and the right-hand side of (26), lambda = 1, beta = 2, rho* = N(0, 1), "
+              f"{sizes[-1]} cells:", [
         {"t": f"{t:g}", "d KL/dt": f"{a:.5f}", "right-hand side": f"{b:.5f}", "D": f"{c:.4f}"}
-        for t, a, b, c in zip(times, slope, value, terms[1::3, 2], strict=True)
-    ]  # fmt: skip
+        for t, a, b, c in zip(times, slope, value, signs, strict=True)
+    ])  # fmt: skip
     order = rate(sizes, errors)
-    out.decide(
-        "d KL/dt is the right-hand side of (26)", "eq. 26",
-        f"largest difference {errors[-1]:.1e}, falling with exponent {order:.2f} in the cells",
-        errors[-1] < 5e-3 and order < -0.8,
-    )  # fmt: skip
-    signs = terms[1::3, 2]
-    out.decide(
-        "the term of the prior, D, is nonnegative", "after eq. 26",
-        f"D = {text(signs, '.3f')} at t = {text(times, 'g')}", signs.min() >= 0,
-    )  # fmt: skip
+    out.decide("d KL/dt is the right-hand side of (26)", "eq. 26",
+               f"largest difference {errors[-1]:.1e}, falling with exponent {order:.2f} in the "
+               "cells", errors[-1] < 5e-3 and order < -0.8)  # fmt: skip
+    out.decide("the term of the prior, D, is nonnegative", "after eq. 26",
+               f"D = {text(signs, '.3f')} at t = {text(times, 'g')}", signs.min() >= 0)  # fmt: skip
 
 
 def on_half_line(law: Callable[..., Any], a: float, b: float, reach: float) -> tuple[float, float]:
@@ -1028,38 +940,32 @@ def on_half_line(law: Callable[..., Any], a: float, b: float, reach: float) -> t
 @part("Directional consistency (27)")
 def families(out: Part, _: RwpoOperator) -> None:
     """D and I of Laplace, Gaussian and product laws; what Proposition 4 asks of them."""
-    worst, kappas = {"Laplace": 0.0, "Gaussian": 0.0}, []
     pairs = [(0.5, 1.0), (0.8, 1.0), (1.5, 1.0), (0.7, 2.0)]
-    for a, b in pairs:
-        aligned, fisher = on_half_line(lambda x, c: 0.5 * c * np.exp(-c * x), a, b, 60)
-        worst["Laplace"] = max(worst["Laplace"], abs(aligned - (b - a)), abs(fisher - (a - b) ** 2))
-        aligned, fisher = on_half_line(lambda x, c: gaussian(x, 0.0, 1 / c), a, b, 9)
-        c = b**2 - a**2
-        worst["Gaussian"] = max(
-            worst["Gaussian"], abs(aligned - np.sqrt(2 / np.pi) * c / a), abs(fisher - (c / a) ** 2)
-        )
-        if b > a:
-            kappas.append((aligned, fisher))
-    for name, found in worst.items():
-        out.decide(
-            f"D and I of the {name} laws, and their constant of (27)", "section 3.1",
-            f"largest difference to quadrature {found:.1e} for {len(pairs)} pairs", found < 1e-10,
-        )  # fmt: skip
+    laws: dict[str, tuple[Any, float, Any]] = {  # density, reach, D and I in closed form
+        "Laplace": (lambda x, c: 0.5 * c * np.exp(-c * x), 60, lambda a, b: (b - a, (a - b) ** 2)),
+        "Gaussian": (lambda x, c: gaussian(0.0, 1 / c)(x), 9, lambda a, b: (
+            np.sqrt(2 / np.pi) * (b**2 - a**2) / a, ((b**2 - a**2) / a) ** 2)),
+    }  # fmt: skip
+    for name, (law, reach, exact) in laws.items():
+        found = [on_half_line(law, a, b, reach) for a, b in pairs]
+        worst = largest(np.subtract(found, [exact(a, b) for a, b in pairs]))
+        out.decide(f"D and I of the {name} laws, and their constant of (27)", "section 3.1",
+                   f"largest difference to quadrature {worst:.1e} for {len(pairs)} pairs",
+                   worst < 1e-10)  # fmt: skip
+    kappas = [both for both, (a, b) in zip(found, pairs, strict=True) if b > a]  # of Gaussians
     sums = np.sum(kappas, axis=0)
     least = min(d / np.sqrt(i) for d, i in kappas)
-    out.decide(
-        "products of coordinates with (27) have it with the smallest constant", "section 3.1",
-        f"three Gaussian coordinates: D/sqrt(I) = {sums[0] / np.sqrt(sums[1]):.4f}, smallest "
-        f"constant {least:.4f}", sums[0] >= least * np.sqrt(sums[1]),
-    )  # fmt: skip
+    out.decide("products of coordinates with (27) have it with the smallest constant",
+               "section 3.1",
+               f"three Gaussian coordinates: D/sqrt(I) = {sums[0] / np.sqrt(sums[1]):.4f}, "
+               f"smallest constant {least:.4f}", sums[0] >= least * np.sqrt(sums[1]))  # fmt: skip
     widths = np.array([1.0, 0.1, 0.01, 0.001])
     ratio = (widths - 2) ** 2 / (np.log(widths / 2) + 2 / widths - 1)
-    out.decide(
-        "the Laplace family meets the assumptions of Proposition 4 (log-Sobolev and (27))",
-        "section 3.1",
-        f"I/KL of laws of rates {text(widths, 'g')} against rate 2 is {text(ratio)}: it tends to "
-        "0, so that the Laplace law has no log-Sobolev constant", ratio.min() > 0.1,
-    )  # fmt: skip
+    out.decide("the Laplace family meets the assumptions of Proposition 4 (log-Sobolev and (27))",
+               "section 3.1",
+               f"I/KL of laws of rates {text(widths, 'g')} against rate 2 is {text(ratio)}: it "
+               "tends to 0, so that the Laplace law has no log-Sobolev constant",
+               ratio.min() > 0.1)  # fmt: skip
 
 
 def bound(y0: float, t: Any, lam: float, gamma: Any, beta: float, printed: bool) -> Any:
@@ -1072,68 +978,56 @@ def bound(y0: float, t: Any, lam: float, gamma: Any, beta: float, printed: bool)
 @part("Proposition 4")
 def convergence(out: Part, flags: RwpoOperator) -> None:
     """Proposition 4 and condition (27) along the flow, for rho* = N(0, 1)."""
-    edges, x, width = grid(14.0, flags.cells)
-    target = normalised(standard(x), width)
+    edges, x, width = equal_cells(14.0, flags.cells)
+    target = normalised(STANDARD(x), width)
     times = np.linspace(0, 8, 161)
     cases = [(4.0, 0.0, 3.0, 1.0), (1.0, 0.5, 0.0, 3.0), (1.0, 2.0, 0.0, 3.0), (4.0, 0.5, 0.0, 3.0)]
     cases += [(0.5, 0.5, 0.0, 3.0), (4.0, 0.0, 0.0, 3.0)]
-    violated, holds, fails, rises, curves = [], [], [], [], []
+    table, holds, fails, rises, curves = [], [], [], [], []
     for beta, lam, mean, deviation in cases:
         laws = evolved(
-            partial(gaussian, mean=mean, deviation=deviation),
-            lambda y, b=beta, v=lam: y**2 / (2 * b) + v * np.abs(y),
+            gaussian(mean, deviation), lambda y, b=beta, v=lam: y**2 / (2 * b) + v * np.abs(y),
             edges, times, 2 / flags.steps, beta,
         )  # fmt: skip
-        terms = np.array([entropies(p, target, x) for p in laws])
-        y, fisher, aligned = terms.T
+        y, fisher, aligned = np.transpose([entropies(p, target, x) for p in laws])
         ratio = aligned / np.sqrt(np.maximum(fisher, 1e-300))
         gamma = np.minimum.accumulate(ratio) if lam else np.zeros_like(y)
-        valid = gamma >= 0 if lam else np.ones(times.size, bool)
+        valid = gamma >= 0
         limits = [bound(y[0], times, lam, gamma, beta, printed) for printed in (True, False)]
-        excess = [np.where(valid, y - limit, -1).max() for limit in limits]
-        violated.append(excess[0] < 1e-3 * y[0])
-        holds.append(excess[1] < 1e-3 * y[0])
+        holds.append([np.where(valid, y - limit, -1).max() < 1e-3 * y[0] for limit in limits])
         curves.append([y, *(np.where(valid, limit, np.nan) for limit in limits)])
-        row = {"beta": f"{beta:g}", "lambda": f"{lam:g}", "start": f"N({mean:g}, {deviation**2:g})"}
-        row |= {"KL at 1": f"{y[20]:.4f}", "(28) printed": f"{limits[0][20]:.4f}"}
-        row |= {"corrected": f"{limits[1][20]:.4f}" if valid[20] else "(27) fails"}
+        along = dict.fromkeys(("(27) fails at", "least KL", "KL at 8", "KL of the limit"), "")
         if lam:
-            first = times[np.argmin(valid)] if not valid.all() else np.inf
-            limit = normalised(target * np.exp(-beta * lam * np.abs(x)), width)
-            fails.append(first)
-            rises.append((lam, beta, y.min(), y[-1], kl(limit, target, width)))
-            row |= {"(27) fails at": f"{first:.2f}", "least KL": f"{y.min():.2g}"}
-            row |= {"KL at 8": f"{y[-1]:.4f}", "KL of the limit": f"{rises[-1][-1]:.4f}"}
-        else:
-            row |= dict.fromkeys(("(27) fails at", "least KL", "KL at 8", "KL of the limit"), "")
-        out.tables["Proposition 4, rho* = N(0, 1), log-Sobolev constant 1:"].append(row)
-    out.variables["kl"] = (
-        ("case", "curve", "time"), np.array(curves), "KL(rho_t | rho*) and the bounds (28)"
-    )  # fmt: skip
-    out.coords = {
-        "case": (
-            [f"beta {b:g}, lambda {v:g}, N({m:g}, {s * s:g})" for b, v, m, s in cases], "case",
-        ),
-        "curve": (["KL", "printed", "corrected"], "curve"), "time": (times, "time"),
-    }  # fmt: skip
-    first = curves[0]
-    out.decide(
-        "the bound (28) with a = 2/C_LS", "Proposition 4",
-        f"beta = 4, lambda = 0, from N(3, 1): KL {first[0][20]:.3f} above {first[1][20]:.3f} at "
-        f"t = 1; holds in {sum(violated)} of {len(cases)} cases, those of beta <= 1", violated,
-    )  # fmt: skip
-    out.decide(
-        "corrected: (28) with a = 2/(beta C_LS) and the shift lambda gamma sqrt(2/C_LS)/a, while "
-        "(27) holds", "Proposition 4", f"no violation in {len(cases)} cases", holds,
-    )  # fmt: skip
-    out.decide(
-        "condition (27) holds for all t >= 0 along the flow, with gamma >= 0", "eq. 27",
-        f"D < 0 from t = {text(fails, '.2f')} on: the law tends to exp(beta (phi - psi)), and KL "
-        + ", ".join(
-            f"rises from {low:.1e} to {end:.3f} (limit {limit:.3f}, lambda = {v:g}, beta = {b:g})"
-            for v, b, low, end, limit in rises
-        ), np.isinf(fails),
-    )  # fmt: skip
+            fails.append(times[np.argmin(valid)] if not valid.all() else np.inf)
+            limit = kl(normalised(target * np.exp(-beta * lam * np.abs(x)), width), target, width)
+            rises.append((lam, beta, y.min(), y[-1], limit))
+            texts = f"{fails[-1]:.2f}", f"{y.min():.2g}", f"{y[-1]:.4f}", f"{limit:.4f}"
+            along = dict(zip(along, texts, strict=True))
+        table.append({
+            "beta": f"{beta:g}", "lambda": f"{lam:g}", "start": f"N({mean:g}, {deviation**2:g})",
+            "KL at 1": f"{y[20]:.4f}", "(28) printed": f"{limits[0][20]:.4f}",
+            "corrected": f"{limits[1][20]:.4f}" if valid[20] else "(27) fails", **along,
+        })  # fmt: skip
+    out.table("Proposition 4, rho* = N(0, 1), log-Sobolev constant 1:", table)
+    out.variables["kl"] = (("case", "curve", "time"), np.array(curves),
+                           "KL(rho_t | rho*) and the bounds (28)")  # fmt: skip
+    names = [f"beta {b:g}, lambda {v:g}, N({m:g}, {s * s:g})" for b, v, m, s in cases]
+    out.coords = {"case": (names, "case"), "curve": (["KL", "printed", "corrected"], "curve"),
+                  "time": (times, "time")}  # fmt: skip
+    first, (printed, corrected) = curves[0], np.transpose(holds)
+    out.decide("the bound (28) with a = 2/C_LS", "Proposition 4",
+               f"beta = 4, lambda = 0, from N(3, 1): KL {first[0][20]:.3f} above "
+               f"{first[1][20]:.3f} at t = 1; holds in {sum(printed)} of {len(cases)} cases, those "
+               "of beta <= 1", printed)  # fmt: skip
+    out.decide("corrected: (28) with a = 2/(beta C_LS) and the shift lambda gamma sqrt(2/C_LS)/a, "
+               "while (27) holds", "Proposition 4", f"no violation in {len(cases)} cases",
+               corrected)  # fmt: skip
+    out.decide("condition (27) holds for all t >= 0 along the flow, with gamma >= 0", "eq. 27",
+               f"D < 0 from t = {text(fails, '.2f')} on: the law tends to exp(beta (phi - psi)), "
+               "and KL " + ", ".join(
+                   f"rises from {low:.1e} to {end:.3f} (limit {limit:.3f}, lambda = {v:g}, "
+                   f"beta = {b:g})" for v, b, low, end, limit in rises
+               ), np.isinf(fails))  # fmt: skip
 
 
 @part("Proposition 5")
@@ -1142,57 +1036,49 @@ def moments(out: Part, flags: RwpoOperator) -> None:
     beta = 2.0
     lams, apart, times = [0.0, 0.25, 0.5, 1.0, 2.0], 1e-3, np.array([0.1, 0.5, 1.0, 2.0])
     errors: list[float] = []
-    second: list[Array] = []
     for cells in (flags.cells // 2, flags.cells):
-        edges, x, width = grid(12.0, cells)
-        second, worst = [], 0.0
+        edges, x, width = equal_cells(12.0, cells)
+        second, gaps = [], []
         for lam in lams:
             p = width * evolved(
-                lambda y: gaussian(y, 1.0, 1.5), lambda y, v=lam: y**2 / 2 + v * np.abs(y),
-                edges, around(times, apart), 1e-3, beta,
+                gaussian(1.0, 1.5), lambda y, v=lam: y**2 / 2 + v * np.abs(y), edges,
+                around(times, apart), 1e-3, beta,
             )  # fmt: skip
             m2, m1 = p @ x**2, p @ np.abs(x)
             slope = (m2[2::3] - m2[::3]) / (2 * apart)
-            value = -2 * lam * m1[1::3] - 2 * m2[1::3] + 2 / beta
-            worst = max(worst, float(np.abs(slope - value).max()))
+            gaps.append(largest(slope - (-2 * lam * m1[1::3] - 2 * m2[1::3] + 2 / beta)))
             second.append(m2[1::3])
-        errors.append(worst)
-    out.decide(
-        "(i): the derivative of the second moment is (29)", "Proposition 5",
-        f"largest difference {errors[-1]:.1e} for lambda = {text(lams, 'g')}, a "
-        f"{errors[0] / errors[-1]:.1f}th of that in twice wider cells; (40) has "
-        "-2 int x . grad phi",
-        errors[-1] < 5e-3 and errors[0] > 3.5 * errors[-1],
-    )  # fmt: skip
-    out.tables["Second moments in one dimension, phi = -x^2/2, beta = 2:"] = rows(
-        second, ".4f", {"lambda": lams, "t": times}
-    )
-    out.decide(
-        "(ii) in one dimension, and for diagonal A", "Proposition 5",
-        f"second moments fall with lambda at t = {text(times, 'g')}", np.diff(second, axis=0) <= 0,
-    )  # fmt: skip
+        errors.append(max(gaps))
+    out.decide("(i): the derivative of the second moment is (29)", "Proposition 5",
+               f"largest difference {errors[-1]:.1e} for lambda = {text(lams, 'g')}, a "
+               f"{errors[0] / errors[-1]:.1f}th of that in twice wider cells; (40) has "
+               "-2 int x . grad phi",
+               errors[-1] < 5e-3 and errors[0] > 3.5 * errors[-1])  # fmt: skip
+    out.table("Second moments in one dimension, phi = -x^2/2, beta = 2:",
+              rows(second, ".4f", {"lambda": lams, "t": times}))  # fmt: skip
+    out.decide("(ii) in one dimension, and for diagonal A", "Proposition 5",
+               f"second moments fall with lambda at t = {text(times, 'g')}",
+               np.diff(second, axis=0) <= 0)  # fmt: skip
     paths = coupled_paths(flags)
-    out.decide(
-        "coupled paths are ordered, |X of lambda_1| <= |X of lambda_2| (the proof of (ii))",
-        "Appendix A",
-        f"lambda = 1 and 0, beta = 2, from N(1, 1): {100 * paths[0]:.1f} % of {flags.paths} paths "
-        f"violate it at t = 1, {100 * paths[1]:.1f} % at some time up to 1", paths[0] == 0,
-    )  # fmt: skip
+    out.decide("coupled paths are ordered, |X of lambda_1| <= |X of lambda_2| (the proof of (ii))",
+               "Appendix A",
+               f"lambda = 1 and 0, beta = 2, from N(1, 1): {100 * paths[0]:.1f} % of {flags.paths} "
+               f"paths violate it at t = 1, {100 * paths[1]:.1f} % at some time up to 1",
+               paths[0] == 0)  # fmt: skip
     table, worse = [], []
     for noise in (0.0, 1e-3):
         low, high, error = tilted(flags, noise)
         worse.append(high - low <= 3 * error)
-        row = {"1/beta": f"{noise:g}", "lambda = 0": f"{low:.4f}", "lambda = 0.05": f"{high:.4f}"}
-        table.append(row | {"difference": f"{high - low:.4f} ± {error:.1g}"})
-    out.tables["Second moments in two dimensions at t = 7, A = u u^T, u = (cos 0.3, sin 0.3), from "
-               "1000 u - v, v = (-sin 0.3, cos 0.3), mean over coupled paths:"] = table  # fmt: skip
-    out.decide(
-        "(ii) for every A >= 0", "Proposition 5",
-        "A = u u^T, u = (cos 0.3, sin 0.3): " + "; ".join(
-            f"1/beta = {r['1/beta']}: {r['lambda = 0.05']} with lambda = 0.05, {r['lambda = 0']} "
-            "without" for r in table
-        ), worse,
-    )  # fmt: skip
+        table.append({"1/beta": f"{noise:g}", "lambda = 0": f"{low:.4f}",
+                      "lambda = 0.05": f"{high:.4f}",
+                      "difference": f"{high - low:.4f} ± {error:.1g}"})  # fmt: skip
+    out.table("Second moments in two dimensions at t = 7, A = u u^T, u = (cos 0.3, sin 0.3), from "
+              "1000 u - v, v = (-sin 0.3, cos 0.3), mean over coupled paths:", table)  # fmt: skip
+    out.decide("(ii) for every A >= 0", "Proposition 5",
+               "A = u u^T, u = (cos 0.3, sin 0.3): " + "; ".join(
+                   f"1/beta = {r['1/beta']}: {r['lambda = 0.05']} with lambda = 0.05, "
+                   f"{r['lambda = 0']} without" for r in table
+               ), worse)  # fmt: skip
 
 
 def coupled_paths(flags: RwpoOperator) -> tuple[float, float]:
@@ -1203,9 +1089,10 @@ def coupled_paths(flags: RwpoOperator) -> tuple[float, float]:
     for _ in range(1000):
         noise = np.sqrt(2 * dt / beta) * rng.standard_normal(flags.paths)
         x = x * (1 - dt) + noise
-        x[1] = np.sign(x[1]) * np.maximum(np.abs(x[1]) - dt, 0)
-        ever |= np.abs(x[1]) > np.abs(x[0]) + 0.01
-    return float(np.mean(np.abs(x[1]) > np.abs(x[0]) + 0.01)), float(np.mean(ever))
+        x[1] = soft(x[1], dt)
+        further = np.abs(x[1]) > np.abs(x[0]) + 0.01
+        ever |= further
+    return float(np.mean(further)), float(np.mean(ever))
 
 
 def tilted(flags: RwpoOperator, noise: float) -> tuple[float, float, float]:
@@ -1218,11 +1105,11 @@ def tilted(flags: RwpoOperator, noise: float) -> tuple[float, float, float]:
         x = x - (dt * (x @ u))[..., None] * u
         if noise:
             x = x + np.sqrt(2 * dt * noise) * rng.standard_normal((count, 2))
-        x[1] = np.sign(x[1]) * np.maximum(np.abs(x[1]) - 0.05 * dt, 0)
+        x[1] = soft(x[1], 0.05 * dt)
     squares = np.sum(x**2, axis=-1)
-    means = squares.mean(axis=1)
+    low, high = squares.mean(axis=1)
     error = np.std(squares[1] - squares[0], ddof=1) / np.sqrt(count)
-    return float(means[0]), float(means[1]), float(error)
+    return float(low), float(high), float(error)
 
 
 # Optimality and blow-up
@@ -1233,33 +1120,32 @@ def tilted(flags: RwpoOperator, noise: float) -> tuple[float, float, float]:
 def optimality(out: Part, flags: RwpoOperator) -> None:
     """The terminal condition of (32), (33) and (41), by derivatives of the objective (1)."""
     beta, end = 2.0, 1.0
-    edges, x, width = grid(6.0, flags.cells // 4)
-    first = normalised(standard(x), width)
-    target = normalised(0.5 * gaussian(x, 1.2, 0.5) + 0.5 * gaussian(x, -1.0, 0.6), width)
-    count = x.size
-    matrix = np.diag(np.ones(count - 1), 1) + np.diag(np.ones(count - 1), -1)
+    edges, x, width = equal_cells(6.0, flags.cells // 4)
+    first = normalised(STANDARD(x), width)
+    target = normalised(0.5 * gaussian(1.2, 0.5)(x) + 0.5 * gaussian(-1.0, 0.6)(x), width)
+    matrix = np.diag(np.ones(x.size - 1), 1) + np.diag(np.ones(x.size - 1), -1)
     matrix -= np.diag(matrix.sum(axis=1))
     values, vectors = np.linalg.eigh(matrix / (beta * width**2))
 
     def heat(t: float, v: Array) -> Array:
         return np.asarray(vectors @ (np.exp(t * values) * (vectors.T @ v)))
 
-    def objective(terminal: Array, change: Callable[[Array, float], Array], size: float) -> float:
-        def drift(t: float) -> Array:
-            return 2 / beta * np.log(heat(end - t, np.exp(beta * terminal / 2))) + size * change(
-                x, t
-            )
+    def potential(terminal: Array, t: float) -> Array:
+        return np.asarray(2 / beta * np.log(heat(end - t, np.exp(beta * terminal / 2))))
 
+    def objective(terminal: Array, change: Callable[[Array, float], Array], size: float) -> float:
         times = np.linspace(0, end, flags.steps // 4 + 1)
-        last, energy = transported(first, lambda _, t: drift(t), edges, times, beta)
+        last, energy = transported(
+            first, lambda _, t: potential(terminal, t) + size * change(x, t), edges, times, beta
+        )
         return kl(target, last, width) + energy
 
-    phi = np.zeros(count)
+    phi = np.zeros(x.size)
     for _ in range(2000):  # the fixed point Phi_T = rho*/rho_T of (33)
         last = np.exp(beta * phi / 2)
         law = last * heat(end, first / heat(end, last))
         new = target / law
-        moved = float(np.abs(new - phi).max())
+        moved = largest(new - phi)
         phi = phi + 0.3 * (new - phi)
         if moved < 1e-12:
             break
@@ -1271,43 +1157,30 @@ def optimality(out: Part, flags: RwpoOperator) -> None:
     }
     terminals = {"rho*/rho_T": phi, "-rho*/rho_T": -phi, "0": 0 * phi}
     worth = [objective(terminal, changes["x"], 0.0) for terminal in terminals.values()]
-    slopes = [
-        [(objective(terminal, c, 0.01) - objective(terminal, c, -0.01)) / 0.02
-         for c in changes.values()]
-        for terminal in terminals.values()
-    ]  # fmt: skip
+    pairs = product(terminals.values(), changes.values())
+    slopes = [(objective(*pair, 0.01) - objective(*pair, -0.01)) / 0.02 for pair in pairs]
     names = {"Phi_T": list(terminals)}
-    out.tables["Objective (1) of the drift grad Phi, and its derivatives along changes of the "
-               "potential (N(0, 1) to a mixture, T = 1, beta = 2):"] = [
-        one | other
-        for one, other in zip(rows(worth, ".4f", names | {"": ["objective (1)"]}),
-                              rows(slopes, ".1e", names | {"": list(changes)}), strict=True)
-    ]  # fmt: skip
-    right, wrong = np.abs(slopes[:2])
-    out.decide(
-        "the optimum has Phi_T = rho*/rho_T", "eqs. 32, 33",
-        f"derivatives of the objective {text(right, '.0e')}, objective {worth[0]:.4f} "
-        f"against {worth[2]:.4f} without drift", right.max() < 1e-3,
-    )  # fmt: skip
-    out.decide(
-        "-Phi_T - rho*/rho_T = 0", "eq. 41",
-        f"derivatives {text(wrong)} with Phi_T = -rho*/rho_T, objective "
-        f"{worth[1]:.3f}; the derivative of KL(rho* | rho_T) by rho_T is -rho*/rho_T, "
-        "so (41) has a sign too many",
-        wrong.max() < 1e-3,
-    )  # fmt: skip
+    out.table("Objective (1) of the drift grad Phi, and its derivatives along changes of the "
+              "potential (N(0, 1) to a mixture, T = 1, beta = 2):",
+              rows(worth, ".4f", names | {"": ["objective (1)"]}),
+              rows(slopes, ".1e", names | {"": list(changes)}))  # fmt: skip
+    right, wrong, _ = np.abs(slopes).reshape(3, -1)
+    out.decide("the optimum has Phi_T = rho*/rho_T", "eqs. 32, 33",
+               f"derivatives of the objective {text(right, '.0e')}, objective {worth[0]:.4f} "
+               f"against {worth[2]:.4f} without drift", right.max() < 1e-3)  # fmt: skip
+    out.decide("-Phi_T - rho*/rho_T = 0", "eq. 41",
+               f"derivatives {text(wrong)} with Phi_T = -rho*/rho_T, objective {worth[1]:.3f}; the "
+               "derivative of KL(rho* | rho_T) by rho_T is -rho*/rho_T, so (41) has a sign too "
+               "many", wrong.max() < 1e-3)  # fmt: skip
     apart, at = 1e-4, 0.5
-    log = {t: 2 / beta * np.log(heat(end - t, np.exp(beta * phi / 2)))
-           for t in (at - apart, at, at + apart)}  # fmt: skip
-    slope = (log[at][2:] - log[at][:-2]) / (2 * width)
-    curvature = (log[at][2:] - 2 * log[at][1:-1] + log[at][:-2]) / width**2
-    speed = (log[at + apart] - log[at - apart])[1:-1] / (2 * apart)
-    residuals = np.abs(speed + slope**2 / 2 + curvature / beta)[np.abs(x[1:-1]) < 4]
-    out.decide(
-        "the HJB residual of (20) vanishes at the optimum", "eqs. 20, 33",
-        f"largest residual {residuals.max():.1e} at t = 0.5, where the time derivative is "
-        f"{np.abs(speed).max():.2f}", residuals.max() < 1e-2 * np.abs(speed).max(),
-    )  # fmt: skip
+    before, now, after = (potential(phi, t) for t in (at - apart, at, at + apart))
+    slope = (now[2:] - now[:-2]) / (2 * width)
+    curvature = (now[2:] - 2 * now[1:-1] + now[:-2]) / width**2
+    speed = (after - before)[1:-1] / (2 * apart)
+    residual = largest((speed + slope**2 / 2 + curvature / beta)[np.abs(x[1:-1]) < 4])
+    out.decide("the HJB residual of (20) vanishes at the optimum", "eqs. 20, 33",
+               f"largest residual {residual:.1e} at t = 0.5, where the time derivative is "
+               f"{largest(speed):.2f}", residual < 1e-2 * largest(speed))  # fmt: skip
 
 
 @part("Blow-up")
@@ -1320,18 +1193,15 @@ def blow_up(out: Part, flags: RwpoOperator) -> None:
         t, x = np.linspace(0.6, 0.99, 40)[:, None], np.linspace(-2, 2, 41)
         speed = np.imag(-a * x / (1 + sign * a * (end - t - 1e-30j))) / 1e-30
         value, slope = -a * x / (1 + sign * a * (end - t)), -a / (1 + sign * a * (end - t))
-        return float(np.abs(speed + value * slope).max())
+        return largest(speed + value * slope)
 
     printed, corrected = residual(-1.0), residual(1.0)
-    out.decide(
-        "v = -a x/(1 - a (T - t)) solves Burgers' equation with v(T) = -a x, and blows up",
-        "section 3.2", f"largest |v_t + v v_x| = {printed:.3g} for a = 2", printed < 1e-10,
-    )  # fmt: skip
-    out.decide(
-        "corrected: v = -a x/(1 + a (T - t)), bounded; Phi_T = +(a/2) x^2 gives a x/(1 - a (T - "
-        "t)), which blows up at T - 1/a", "section 3.2",
-        f"largest |v_t + v v_x| = {corrected:.1e}", corrected < 1e-10,
-    )  # fmt: skip
+    out.decide("v = -a x/(1 - a (T - t)) solves Burgers' equation with v(T) = -a x, and blows up",
+               "section 3.2", f"largest |v_t + v v_x| = {printed:.3g} for a = 2",
+               printed < 1e-10)  # fmt: skip
+    out.decide("corrected: v = -a x/(1 + a (T - t)), bounded; Phi_T = +(a/2) x^2 gives "
+               "a x/(1 - a (T - t)), which blows up at T - 1/a", "section 3.2",
+               f"largest |v_t + v v_x| = {corrected:.1e}", corrected < 1e-10)  # fmt: skip
     beta, shares, radii, speeds = 2.0, (0.5, 0.9, 1.0, 1.1), (50.0, 100.0, 200.0), []
     for share, radius in product(shares, radii):
         z = np.linspace(-radius, radius, 400_001)
@@ -1340,36 +1210,32 @@ def blow_up(out: Part, flags: RwpoOperator) -> None:
         slope = -beta * a / (2 * share) * np.sum(weights * (1.0 - z)) / np.sum(weights)
         speeds.append(2 / beta * slope)
     growth = dict(zip(shares, np.reshape(speeds, (-1, len(radii))), strict=True))
-    table = rows(speeds, ".4g", {"(T - t) a": shares, "cut off": radii})
-    for row, share in zip(table, shares, strict=True):
-        row["a x/(1 - a (T - t))"] = f"{a / (1 - share):.4g}" if share < 1 else "none"
-    out.tables["v(t, 1) = (2/beta) d/dx log eta of the viscous equation for Phi_T = (a/2) x^2, "
-               "a = beta = 2, with the integral over the heat kernel cut off:"] = table  # fmt: skip
+    limits = [f"{a / (1 - share):.4g}" if share < 1 else "none" for share in shares]
+    out.table("v(t, 1) = (2/beta) d/dx log eta of the viscous equation for Phi_T = (a/2) x^2, "
+              "a = beta = 2, with the integral over the heat kernel cut off:",
+              rows(speeds, ".4g", {"(T - t) a": shares, "cut off": radii}),
+              [{"a x/(1 - a (T - t))": limit} for limit in limits])  # fmt: skip
     exact = max(abs(growth[s][-1] - a / (1 - s)) for s in (0.5, 0.9))
-    worst = []
-    betas = [2.0, 8.0, 20.0]
+    worst, betas = [], [2.0, 8.0, 20.0]
+    x = np.linspace(0, 2 * np.pi, 512, endpoint=False)
+    modes = np.fft.rfftfreq(x.size, 1 / x.size)
     for inverse in betas:
-        x = np.linspace(0, 2 * np.pi, 512, endpoint=False)
-        modes = np.fft.rfftfreq(x.size, 1 / x.size)
         start = np.fft.rfft(np.exp(inverse * (np.cos(x) - 1) / 2))
         steepest = 0.0
         for tau in np.linspace(0.02, 10, 500):
             eta = np.fft.irfft(start * np.exp(-tau * modes**2 / inverse), x.size)
             v = 2 / inverse * np.fft.irfft(1j * modes * np.fft.rfft(np.log(eta)), x.size)
-            steepest = max(steepest, float(np.abs(np.gradient(v, x)).max()))
+            steepest = max(steepest, largest(np.gradient(v, x)))
         worst.append(steepest)
-    out.tables["Largest |dv/dx| over 10 times the inviscid blow-up time, Phi_T = cos x:"] = rows(
-        worst, ".3g", {"beta": betas, "": ["largest slope"]}
-    )
-    out.decide(
-        "with viscosity there is no blow-up for smooth, positive exp(beta Phi_T/2)",
-        "remark in section 3.2",
-        f"Phi_T = cos x: slopes stay below {text(worst, '.3g')} for beta = {text(betas, 'g')}; "
-        f"Phi_T = (a/2) x^2 blows up at T - 1/a as without viscosity (within {exact:.0e} of "
-        f"a x/(1 - a (T - t)) before; beyond it v grows with the cut-off: "
-        f"{text(growth[1.1], '.3g')})",
-        [True, abs(growth[1.1][-1]) < 2 * abs(growth[1.1][0])],
-    )  # fmt: skip
+    out.table("Largest |dv/dx| over 10 times the inviscid blow-up time, Phi_T = cos x:",
+              rows(worst, ".3g", {"beta": betas, "": ["largest slope"]}))  # fmt: skip
+    out.decide("with viscosity there is no blow-up for smooth, positive exp(beta Phi_T/2)",
+               "remark in section 3.2",
+               f"Phi_T = cos x: slopes stay below {text(worst, '.3g')} for beta = "
+               f"{text(betas, 'g')}; Phi_T = (a/2) x^2 blows up at T - 1/a as without viscosity "
+               f"(within {exact:.0e} of a x/(1 - a (T - t)) before; beyond it v grows with the "
+               f"cut-off: {text(growth[1.1], '.3g')})",
+               [True, abs(growth[1.1][-1]) < 2 * abs(growth[1.1][0])])  # fmt: skip
 
 
 @part("The supervised term")
@@ -1378,23 +1244,102 @@ def supervised(out: Part, _: RwpoOperator) -> None:
     from scipy.optimize import minimize
 
     tau = 1.0
-    factors = {}
-    for weight in (0.0, 0.1, 1.0):
 
-        def loss(p: Array, w: float = weight) -> float:
-            mean, log = p
-            s2 = np.exp(2 * log)
-            return float(-log + (s2 + mean**2) / (2 * tau**2) + w * (s2 + mean**2 + tau**2))
+    def loss(p: Array, weight: float) -> float:
+        mean, log = p
+        s2 = np.exp(2 * log)
+        return float(-log + (s2 + mean**2) / (2 * tau**2) + weight * (s2 + mean**2 + tau**2))
 
-        best = minimize(loss, [0.5, 0.0], tol=1e-12).x
-        factors[weight] = float(np.exp(2 * best[1]) / tau**2)
-    out.decide(
-        "the term |x^T - x|^2 keeps the posterior as the minimiser", "section 4.2",
-        "variance of the minimiser over that of the posterior N(m, 1): "
-        + ", ".join(f"{v:.3f} (weight {w:g})" for w, v in factors.items())
-        + "; in closed form 1/(1 + 2 weight)",
-        [abs(factors[1.0] - 1) < 0.01],
-    )  # fmt: skip
+    best = {w: minimize(loss, [0.5, 0.0], (w,), tol=1e-12).x for w in (0.0, 0.1, 1.0)}
+    factors = {weight: float(np.exp(2 * log) / tau**2) for weight, (_, log) in best.items()}
+    out.decide("the term |x^T - x|^2 keeps the posterior as the minimiser", "section 4.2",
+               "variance of the minimiser over that of the posterior N(m, 1): "
+               + ", ".join(f"{v:.3f} (weight {w:g})" for w, v in factors.items())
+               + "; in closed form 1/(1 + 2 weight)", [abs(factors[1.0] - 1) < 0.01])  # fmt: skip
+
+
+# Figures
+# -------
+
+COLOURS = ("#0b3c5d", "#c1440e", "#5c8a3a", "#8e6c8a", "0.5")
+NAMES = {"abs x": "$|x|$", "log(2 cosh x)": r"$\log(2\,\cosh\,x)$", "x^2/2": "$x^2/2$", "0": "0"}
+
+
+def operator_figure(table: study.Dataset) -> study.Figure:
+    """Error of the score in x, and the distance of the operator to a JKO step."""
+    figure, axes = grid(1, 2, PAGE, 2.9)
+    left, right = axes.flat
+    for kernel, dash in (("published", "--"), ("laplace", "-")):
+        for h, colour in zip(table["h"].values, COLOURS, strict=False):
+            error = np.maximum(table["score_error"].sel(kernel=kernel, h=h), 1e-12)
+            label = f"h = {h:g}" if kernel == "laplace" else None
+            left.semilogy(table["x"], error, dash, color=colour, linewidth=0.9, label=label)
+    left.set(xlabel="x", ylabel="Error of the score", ylim=(1e-6, 1e6),
+             title=r"$\lambda = 2$; solid: $S(y)$ in $U$, dashed: $S(x)$ as printed")  # fmt: skip
+    left.legend(loc="upper center", ncols=2)
+    for name, colour in zip(table["psi"].values, COLOURS, strict=False):
+        for norm, words, mark in (("L1", "density", "o-"), ("score", "score", "s:")):
+            values = table["jko_error"].sel(psi=name, norm=norm)
+            right.loglog(table["step"], values, mark, color=colour, markersize=3,
+                         label=f"{NAMES[name]}, {words}")  # fmt: skip
+    plain_ticks(right.xaxis, table["step"].values)
+    right.set(xlabel="Step h", title="Operator minus JKO step: $L^1$, largest score")
+    right.set_ylim(bottom=1e-6)
+    right.legend(loc="lower right")
+    return figure
+
+
+def layer_figure(table: study.Dataset) -> study.Figure:
+    """Error of the scheme against h, and self-weights against the dimension."""
+    figure, axes = grid(1, 2, PAGE, 2.9)
+    left, right = axes.flat
+    looks = zip(table["scheme"].values, ("s--", "^-", "o-", "v-", "d-"), COLOURS, strict=True)
+    for name, mark, colour in looks:
+        potential, kernel = name.split(", ")
+        values = table["scheme_error"].sel(scheme=name, quantity="W1")
+        left.loglog(1 / table["steps"], values, mark, color=colour, markersize=3,
+                    label=f"{NAMES[potential]}, {kernel}")  # fmt: skip
+    plain_ticks(left.xaxis, 1 / table["steps"].values, [f"1/{n}" for n in table["steps"].values])
+    left.set(xlabel="Step h", ylabel="$W_1$ to Fokker-Planck at t = 1")
+    left.set_ylim(top=500)
+    left.legend(loc="upper left", title=r"$\psi$, interaction", alignment="left")
+    for h, mark, colour in zip(table["h_layer"].values, ("o-", "s-"), COLOURS, strict=False):
+        right.semilogx(table["d"], table["self_weight"].sel(h_layer=h), mark, color=colour,
+                       markersize=3, label=f"h = 1/{1 / h:.0f}")  # fmt: skip
+    plain_ticks(right.xaxis, table["d"].values)
+    right.set(xlabel="Dimension d", ylabel="Weight of a token in its own attention")
+    right.legend(loc="lower right")
+    return figure
+
+
+def convergence_figure(table: study.Dataset) -> study.Figure:
+    """KL divergence over time with the bounds of Proposition 4."""
+    looks = {"KL": ("-", "black", 1.1, 1.0), "printed": ("--", COLOURS[1], 1.1, 1.0),
+             "corrected": ("-", COLOURS[0], 2.0, 0.6)}  # fmt: skip
+    figure, axes = grid(1, 3, PAGE, 2.6)
+    for axis, place in zip(axes.flat, (0, 1, 3), strict=True):
+        part = table["kl"].isel(case=place)
+        for curve, (dash, colour, width, alpha) in looks.items():
+            axis.semilogy(table["time"], np.maximum(part.sel(curve=curve), 1e-12), dash,
+                          color=colour, linewidth=width, alpha=alpha,
+                          label="KL" if curve == "KL" else f"(28) {curve}")  # fmt: skip
+        title = str(part["case"].values).replace("beta", r"$\beta$ =")
+        axis.set(ylim=(1e-3, 10), title=title.replace("lambda", r"$\lambda$ ="))
+        time_axis(axis)
+    axes.flat[0].set_ylabel(r"$\mathrm{KL}(\rho_t\,|\,\rho^*)$")
+    axes.flat[2].legend(loc="lower left")
+    return figure
+
+
+@style()
+def figures(table: study.Dataset) -> dict[str, study.Figure]:
+    """Those whose numbers have been computed."""
+    needed = {
+        "operator": (operator_figure, {"score_error", "jko_error"}),
+        "layer": (layer_figure, {"scheme_error", "self_weight"}),
+        "convergence": (convergence_figure, {"kl"}),
+    }
+    return {name: draw(table) for name, (draw, keys) in needed.items() if keys <= set(table)}
 
 
 # Report
@@ -1415,22 +1360,19 @@ def report(parts: list[Part]) -> str:
 def main() -> int:
     flags = study.command_line(RwpoOperator, __doc__)
     names = flags.only or tuple(PARTS)
+    parts: list[Part] = []
     with study.session("rwpo_operator", flags) as session:
-        parts: list[Part] = []
         with session.progress(len(names), "parts") as advance:
             for name in names:
                 parts.append(PARTS[name](flags))
                 advance(1)
-        variables = {key: value for found in parts for key, value in found.variables.items()}
-        coords = {key: value for found in parts for key, value in found.coords.items()}
-        table = study.dataset(variables, coords)
-        findings = [finding for found in parts for finding in found.findings]
-        session.finish(
-            table=table,
-            text=report(parts),
-            findings=findings if flags.preset != "smoke" else [],
-            figures=figures(table),
+        table = study.dataset(
+            {key: value for found in parts for key, value in found.variables.items()},
+            {key: value for found in parts for key, value in found.coords.items()},
         )
+        findings = [finding for found in parts for finding in found.findings]
+        shown = findings if flags.preset != "smoke" else []
+        session.finish(table, report(parts), shown, figures(table))
     return 0
 
 

@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from _rwpo import FlowFlags, config, make_flow, too_far
-from _rwpo_digits import figures
+from _rwpo import FlowFlags, config, learning_curves, make_flow, too_far
 
 from wflow import nets, sampling, study
 from wflow.cli import guarded
+from wflow.plots.figure import PAGE, grid, style
+from wflow.plots.networks import COLOURS
 from wflow.study import networks
 from wflow.study.networks import Record, Results, Run, Trained
 
@@ -57,8 +58,6 @@ CLOUD = 1024  # tokens whose attention is looked at: the batch of the paper
 HELD_OUT = slice(None, None, 5)  # of the test digits: the first half of MNIST's is easier
 PART = 256  # tokens that are followed at a time: as many as in training, for they may be a context
 GRID = 6  # digits along a side of an interpolation
-
-
 SPARSE = {
     "corrected": "the corrected sparse flow",
     "with itself": "the corrected flow whose tokens attend to themselves",
@@ -93,7 +92,7 @@ class RwpoDigits(FlowFlags):
     }  # fmt: skip
     dataset: Literal["mnist", "digits"] = "mnist"
     """Digits of MNIST, or the small ones of scikit-learn."""
-    dims: tuple[study.Count, ...] = (64,)
+    dims: study.Distinct[study.Count] = (64,)
     """Dimensions d of the latent space."""
     hidden: study.Count = 256
     """Width of the autoencoders."""
@@ -106,11 +105,6 @@ class RwpoDigits(FlowFlags):
     samples: study.Count = 10_000
     """Pictures of each Fréchet distance."""
     out: study.Folder = Path("results/rwpo_digits")
-    """Folder for checkpoints, metrics, summary and figures."""
-
-    def check(self) -> None:
-        super().check()
-        study.distinct(self.dims, "--dims", 1)
 
 
 # Autoencoders and the classifier
@@ -217,12 +211,9 @@ def prepare(flags: RwpoDigits) -> Tools:
             )
             pairs = train.cpu(), train.cpu()
             loss = nets.train.objective(torch.nn.functional.mse_loss)
+        schedule = nets.train.Cosine(2e-3, 2e-5, 0, steps)
         settings = nets.train.TrainConfig(
-            steps=steps,
-            batch=batch,
-            schedule=nets.train.Cosine(2e-3, 2e-5, 0, steps),
-            seed=seed,
-            device=flags.device,
+            steps=steps, batch=batch, schedule=schedule, seed=seed, device=flags.device
         )
         data: Any = torch.utils.data.TensorDataset(*pairs)
         return Run(model, loss, data, settings, lambda model: {})
@@ -243,8 +234,8 @@ def prepare(flags: RwpoDigits) -> Tools:
                 tools.latents[int(dim)] = latent(flags, tools, int(dim), model)
         return {}
 
-    names = ["classifier", *(f"autoencoder d{d}" for d in flags.dims)]
-    names.append(f"rectified d{flags.dims[-1]}")
+    coders = (f"autoencoder d{d}" for d in flags.dims)
+    names = ["classifier", *coders, f"rectified d{flags.dims[-1]}"]
     networks.train_all(study.Session(NAME, flags), flags, names, 1, run, keep)
     return tools
 
@@ -266,10 +257,7 @@ def latent(flags: RwpoDigits, tools: Tools, d: int, coder: nets.generative.Autoe
     pairs = tokens[: flags.tokens], tokens[flags.tokens :]
     some = test[HELD_OUT][:16]
     return Latent(
-        coder,
-        error,
-        z_train,
-        z_test,
+        coder, error, z_train, z_test,
         beta=beta_for(ENOUGH, *pairs, 1 / flags.steps, sampling.L1(LATE)),
         floors={
             "training digits": tools.frechet(train[few]),
@@ -282,7 +270,7 @@ def latent(flags: RwpoDigits, tools: Tools, d: int, coder: nets.generative.Autoe
             "whitened": attention_of(whitened, flags.lam),
         },
         pictures={"held-out": as_bytes(some), "reconstructed": as_bytes(coder(some))},
-    )
+    )  # fmt: skip
 
 
 # Attention
@@ -432,9 +420,7 @@ def measure(flags: RwpoDigits, tools: Tools, name: Name, training: Trained, seed
     """Quantities of a trained flow, in double precision."""
     import torch
 
-    record: Record = dict.fromkeys(SCALARS, float("nan"))
-    record["seconds"] = float(training.history["seconds"].sum())
-    record["parameters"] = sum(p.numel() for p in training.model.parameters())
+    record: Record = {"parameters": sum(p.numel() for p in training.model.parameters())}
     if training.diverged:
         return record
     flow: Any = copy.deepcopy(training.model).double().eval()
@@ -485,9 +471,8 @@ def interpolated(flow: Any, tools: Tools, latents: Latent) -> Tensor:
     return found
 
 
-def as_bytes(pictures: Tensor) -> list[list[int]]:
-    found: list[list[int]] = (pictures.nan_to_num() * 255).round().int().tolist()
-    return found
+def as_bytes(pictures: Tensor) -> Any:
+    return (pictures.nan_to_num() * 255).round().int().tolist()
 
 
 # What was found
@@ -496,9 +481,8 @@ def as_bytes(pictures: Tensor) -> list[list[int]]:
 
 def iterations_to(results: Results, model: str, other: str, d: int) -> np.ndarray:
     """For each seed the iteration at which a model has the likelihood with which another ends."""
-    found = []
-    histories = results.histories
-    for one, end in zip(histories[f"{model} d{d}"], histories[f"{other} d{d}"], strict=True):
+    found, both = [], (results.histories[f"{name} d{d}"] for name in (model, other))
+    for one, end in zip(*both, strict=True):
         level = float(end["held_out"][-1])
         below = np.flatnonzero(one["held_out"].values <= level)
         found.append(float(one["evaluation"][below[0]]) if below.size else np.inf)
@@ -509,9 +493,6 @@ def findings(flags: RwpoDigits, tools: Tools, results: Results) -> list[study.Fi
     """Claims of the paper, with their verdicts."""
     dims = flags.dims
 
-    def values(model: str, d: int, key: str) -> np.ndarray:
-        return np.array([record[key] for record in results.records[f"{model} d{d}"]], dtype=float)
-
     def claim(statement: str, source: str, pairs: dict[int, tuple]) -> study.Finding:
         """Of numbers for every d: what should be less, and what it should be less than."""
         found = {d: networks.paired(more, less) for d, (less, more) in pairs.items()}
@@ -520,7 +501,10 @@ def findings(flags: RwpoDigits, tools: Tools, results: Results) -> list[study.Fi
         return study.Finding(statement, source, text, verdict)
 
     def than_ot_flow(model: str, key: str) -> dict[int, tuple]:
-        return {d: (values(model, d, key), values("OT-Flow", d, key)) for d in dims}
+        return {
+            d: (results.values(f"{model} d{d}", key), results.values(f"OT-Flow d{d}", key))
+            for d in dims
+        }
 
     claims = []
     sparse = {m: words for m, words in SPARSE.items() if f"{m} d{dims[0]}" in results.records}
@@ -533,27 +517,27 @@ def findings(flags: RwpoDigits, tools: Tools, results: Results) -> list[study.Fi
             f"d = {d}: {shown(one)} iterations, OT-Flow {shown(other)}"
             for d, (one, other) in steps.items()
         )
-        claims.append(study.Finding.decided(
-            f"{words} converges faster: it reaches the held-out likelihood with which OT-Flow ends "
-            "in fewer iterations", SECTION, text,
-            [bool((one < other).all()) for one, other in steps.values()],
-        ))  # fmt: skip
-        claims.append(claim(
-            f"{words} generalises better: lower held-out negative log likelihood than OT-Flow",
-            SECTION, than_ot_flow(model, "nll"),
-        ))  # fmt: skip
-    claims += [
-        claim(f"digits of {words} are closer to held-out digits than those of OT-Flow (Fréchet "
-              "distance)", f"{SECTION}, figure 7", than_ot_flow(model, "frechet"))
-        for model, words in (sparse | PRINTED).items()
-    ]  # fmt: skip
+        claims += [
+            study.Finding.decided(
+                f"{words} converges faster: it reaches the held-out likelihood with which OT-Flow "
+                "ends in fewer iterations", SECTION, text,
+                [bool((one < other).all()) for one, other in steps.values()],
+            ),
+            claim(f"{words} generalises better: lower held-out negative log likelihood than "
+                  "OT-Flow", SECTION, than_ot_flow(model, "nll")),
+        ]  # fmt: skip
     gaussian = {d: np.full(flags.seeds, tools.latents[d].floors["gaussian"]) for d in dims}
-    claims += [
-        claim(f"{words} learns the digits: closer to held-out digits than a Gaussian in the latent "
-              "space", SECTION, {d: (values(model, d, "frechet"), gaussian[d]) for d in dims})
-        for model, words in PRINTED.items()
+    frechet = {model: than_ot_flow(model, "frechet") for model in (*sparse, *PRINTED)}
+    return [
+        *claims,
+        *(claim(f"digits of {words} are closer to held-out digits than those of OT-Flow (Fréchet "
+                "distance)", f"{SECTION}, figure 7", frechet[model])
+          for model, words in (sparse | PRINTED).items()),
+        *(claim(f"{words} learns the digits: closer to held-out digits than a Gaussian in the "
+                "latent space", SECTION, {d: (frechet[model][d][0], gaussian[d]) for d in dims})
+          for model, words in PRINTED.items()),
+        *interactions(tools),
     ]  # fmt: skip
-    return [*claims, *interactions(tools)]
 
 
 def interactions(tools: Tools) -> list[study.Finding]:
@@ -618,29 +602,21 @@ def report(flags: RwpoDigits, tools: Tools, results: Results) -> str:
         "s per iteration": column("seconds", lambda value: f"{value / flags.iterations:.3f}"),
     }
     floors = [
-        {
-            "d": str(d),
-            "mean squared error of a pixel": f"{known.error:.4f}",
-            "Fréchet: training digits": f"{known.floors['training digits']:.1f}",
-            "Fréchet: their reconstructions": f"{known.floors['reconstructed']:.1f}",
-            "Fréchet: Gaussian": f"{known.floors['gaussian']:.1f}",
-            "NLL: Gaussian": f"{known.floors['gaussian nll']:.2f}",
-        }
+        {"d": str(d), "mean squared error of a pixel": f"{known.error:.4f}",
+         "Fréchet: training digits": f"{known.floors['training digits']:.1f}",
+         "Fréchet: their reconstructions": f"{known.floors['reconstructed']:.1f}",
+         "Fréchet: Gaussian": f"{known.floors['gaussian']:.1f}",
+         "NLL: Gaussian": f"{known.floors['gaussian nll']:.2f}"}
         for d, known in tools.latents.items()
-    ]
+    ]  # fmt: skip
     attention = [
-        {
-            "d": str(d),
-            "coordinates": form,
-            "beta": f"{at.beta:.3g}",
-            "weight of itself": f"{at.self_weight:.3f}",
-            "ESS of the others": f"{at.ess:.2f}",
-            "variance explained": f"{100 * at.explained:.0f} %",
-        }
+        {"d": str(d), "coordinates": form, "beta": f"{at.beta:.3g}",
+         "weight of itself": f"{at.self_weight:.3f}", "ESS of the others": f"{at.ess:.2f}",
+         "variance explained": f"{100 * at.explained:.0f} %"}
         for d, known in tools.latents.items()
         for form, found in known.interaction.items()
         for at in (found["paper"], found["chosen"])
-    ]
+    ]  # fmt: skip
     parts = [
         f"{networks.caption(flags, flags.seeds, results, tools.source)} {flags.iterations} "
         f"iterations of batch {flags.batch} (and {flags.tokens} tokens as context), {flags.steps} "
@@ -661,6 +637,95 @@ def report(flags: RwpoDigits, tools: Tools, results: Results) -> str:
     return "\n\n".join(parts)
 
 
+# Figures
+# -------
+
+LABELS = {name: name for name in ("OT-Flow", "corrected", "with itself", "late layer")} | {
+    name: f"{name} (no density)" for name in ("printed", "printed exact")
+}
+
+
+def figures(flags: RwpoDigits, results: Results) -> dict[str, study.Figure]:
+    """Pictures of digits, learning curves, and the attention against beta."""
+    tools = prepare(flags)
+    curves = {
+        f"d = {d}": {text: results.histories.get(f"{m} d{d}", []) for m, text in LABELS.items()}
+        for d in tools.latents
+    }
+    colours = dict(zip(LABELS.values(), COLOURS, strict=False))
+    learning = learning_curves(curves, "held_out", "Held-out negative log likelihood", colours)
+    for axis, known in zip(learning.axes, tools.latents.values(), strict=False):
+        level = known.floors["gaussian nll"]
+        axis.axhline(level, color="k", lw=0.8, ls=":")
+        axis.annotate("Gaussian", (0, level), fontsize=7)
+        axis.set_ylim(top=2 * level)
+    found = {"learning_curves": learning, "attention": attention(tools)}
+    for d, known in tools.latents.items():
+        named = {model: results.records.get(f"{model} d{d}", [{}])[0] for model in LABELS}
+        shown = {model: record for model, record in named.items() if "pictures" in record}
+        if shown:
+            rows = known.pictures | {m: record["pictures"] for m, record in shown.items()}
+            found[f"samples_d{d}"] = strips(rows, tools.side)
+            found[f"interpolation_d{d}"] = squares(shown, tools.side)
+    return found
+
+
+@style()
+def strips(rows: dict[str, Any], side: int) -> study.Figure:
+    """Held-out digits, their reconstructions, and samples of every model, a row each."""
+    figure, axes = grid(len(rows), 1, PAGE, 0.47 * len(rows))
+    for axis, (label, pictures) in zip(axes[:, 0], rows.items(), strict=True):
+        images = np.array(pictures).reshape(-1, side, side)
+        picture(axis, np.concatenate(list(images), axis=1))
+        axis.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7)
+    return figure
+
+
+@style()
+def squares(shown: dict[str, Record], side: int) -> study.Figure:
+    """Interpolations, a square for each model; the corners are held-out digits."""
+    figure, axes = grid(1, len(shown), PAGE, PAGE / len(shown) + 0.3)
+    for axis, (label, record) in zip(axes[0], shown.items(), strict=True):
+        many = round(len(record["interpolation"]) ** 0.5)
+        images = np.array(record["interpolation"]).reshape(many, many, side, side)
+        picture(axis, images.transpose(0, 2, 1, 3).reshape(many * side, many * side))
+        axis.set_title(label)
+    return figure
+
+
+def picture(axis: Any, values: np.ndarray) -> None:
+    """Draw grey values without axes."""
+    axis.imshow(values, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    axis.set(xticks=[], yticks=[])
+    axis.spines[:].set_visible(False)
+
+
+@style()
+def attention(tools: Tools) -> study.Figure:
+    """Effective sample size and weight of a token itself against beta."""
+    panels = {
+        "ess": "ESS of the other tokens",
+        "self_weight": "Weight of itself",
+        "explained": "Variance explained",
+    }
+    figure, axes = grid(1, len(panels), PAGE, 2.6)
+    for axis, (key, label) in zip(axes[0], panels.items(), strict=True):
+        for place, (d, known) in enumerate(tools.latents.items()):
+            for form, dash in (("standardised", "-"), ("whitened", "--")):
+                found = known.interaction[form]["along"]
+                betas, values = [at.beta for at in found], [getattr(at, key) for at in found]
+                axis.plot(betas, values, dash, color=COLOURS[place + 1], label=f"d = {d}, {form}")
+        axis.set_xscale("log")
+        axis.axvline(PAPER_BETA, color="k", lw=0.8, ls=":")
+        axis.set(xlabel="beta (h = 1/48)", ylabel=label)
+    axes[0, 0].set_yscale("log")
+    axes[0, 0].axhline(ENOUGH, color="k", lw=0.8, ls=":")
+    axes[0, 0].set_ylim(0.9)
+    axes[0, 2].set_ylim(0.0, 1.0)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
 EXPERIMENT = networks.Experiment(
     name=NAME,
     models=lambda flags: {
@@ -669,14 +734,9 @@ EXPERIMENT = networks.Experiment(
         for model, options in MODELS.items()
         if not too_far(options, flags.steps)
     },
-    load=prepare,
-    plan=plan,
-    measure=measure,
-    numbers=SCALARS,
-    text=report,
-    findings=findings,
-    figures=lambda flags, results: figures(prepare(flags), results, ENOUGH),
-)
+    load=prepare, plan=plan, measure=measure, numbers=SCALARS,
+    text=report, findings=findings, figures=figures,
+)  # fmt: skip
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ measured.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -25,10 +26,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from _control import PUBLISHED, FloatArray, Pair, claim, window_set
+from _control import FloatArray, Pair, claim, config, window_set
 
 from wflow import InputError, nets, study
 from wflow._core.extras import install, missing
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+PRINTED = Path(__file__).parents[1] / "published" / "gptoc.json"
+PUBLISHED: dict[str, Any] = json.loads(PRINTED.read_text(encoding="utf-8"))
 EARLY = 500  # iterations: [GPTOC] section 5.1
 SHIFTS = 5  # passages of the text itself that are scored in place of generated ones
 SHOWN = 3  # passages of each network in samples.txt
@@ -118,11 +121,8 @@ class NanogptSizes(networks.NetFlags):
 
 def models(flags: NanogptSizes) -> dict[str, Model]:
     """Size and tokens of every model by its name."""
-    return {
-        f"{name} {kind}": (size, kind)
-        for kind in TOKENS[flags.text]
-        for name, size in SIZES[flags.sizes].items()
-    }
+    sizes = SIZES[flags.sizes].items()
+    return {f"{name} {kind}": (size, kind) for kind in TOKENS[flags.text] for name, size in sizes}
 
 
 # Texts
@@ -177,14 +177,11 @@ def corpus(flags: NanogptSizes, kind: str) -> Corpus:
     test = text.decode(text.test)
     beginnings, longest, continuations = passages(flags, text, test)
     return Corpus(
-        text=text,
-        characters=len(test),
+        text=text, characters=len(test),
         lines=text.decode(text.train).count("\n") + test.count("\n"),
         frequencies=frequency_loss(text),
-        beginnings=beginnings,
-        continuations=continuations,
-        new=math.ceil(1.25 * longest),
-    )
+        beginnings=beginnings, continuations=continuations, new=math.ceil(1.25 * longest),
+    )  # fmt: skip
 
 
 def passages(flags: NanogptSizes, text: nets.data.Text, test: str) -> tuple[Tensor, int, list[str]]:
@@ -228,14 +225,8 @@ def network(flags: NanogptSizes, size: Scale, vocabulary: int, seed: int) -> net
     import torch
 
     torch.manual_seed(seed)
-    return nets.GPT(
-        vocabulary=vocabulary,
-        context=size.context,
-        width=size.width,
-        depth=size.depth,
-        heads=size.heads,
-        dropout=flags.dropout,
-    )
+    sizes = {key: getattr(size, key) for key in ("context", "width", "depth", "heads")}
+    return nets.GPT(vocabulary=vocabulary, dropout=flags.dropout, **sizes)
 
 
 def plan(flags: NanogptSizes, corpora: Corpora, model: Model, seed: int) -> Run:
@@ -244,24 +235,19 @@ def plan(flags: NanogptSizes, corpora: Corpora, model: Model, seed: int) -> Run:
     text = corpora.of[kind].text
     data = window_set(text, size.context)
     steps = flags.epochs * (len(data) // size.batch)  # whole batches
-    config = nets.train.TrainConfig(
-        steps=steps,
-        batch=size.batch,
-        schedule=nets.train.Constant(flags.rate),
-        evaluate_every=size.evaluate_every,
-        checkpoint_every=max(size.evaluate_every, steps // 20),
-        seed=seed,
-        device=flags.device,
-        precision=flags.precision,
-        compile=flags.compile,
-    )
+    every = size.evaluate_every
+    settings = config(
+        steps, size.batch, flags.rate, seed,
+        evaluate_every=every, checkpoint_every=max(every, steps // 20),
+        device=flags.device, precision=flags.precision, compile=flags.compile,
+    )  # fmt: skip
     team = nets.train.process_group(flags.device)
 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:
         return {"test_loss": loss_on(net, text.test, size.context, team.device, team)}
 
     net = network(flags, size, text.vocabulary, seed)
-    return Run(net, NextToken(), data, config, evaluate)
+    return Run(net, NextToken(), data, settings, evaluate)
 
 
 # What was learnt
@@ -304,9 +290,7 @@ def measure(
         "train": loss_on(net, text.train[: len(text.test)], size.context, device),
         "bits": test * targets / corpus.characters / math.log(2),
     }
-    record |= falls(
-        history["data"].values, history["evaluation"].values, history["test_loss"].values
-    )
+    record |= falls(*(history[key].values for key in ("data", "evaluation", "test_loss")))
     written = continued(flags, corpus, net, device, seed)
     record["samples"] = [
         f"begins: {plain(text.decode(begun))}\ngenerated: {own}\nheld out: {rest}\n"
@@ -346,9 +330,8 @@ def continued(
 
     generator = torch.Generator(device=device).manual_seed(seed)
     start = corpus.beginnings.to(device)
-    tokens = net.generate(
-        start, corpus.new, temperature=flags.temperature, top_k=flags.top_k, generator=generator
-    )[:, start.shape[1] :]
+    how: dict[str, Any] = {"temperature": flags.temperature, "top_k": flags.top_k}
+    tokens = net.generate(start, corpus.new, generator=generator, **how)[:, start.shape[1] :]
     return [plain(corpus.text.decode(row.cpu()), flags.words) for row in tokens]
 
 
@@ -357,10 +340,8 @@ def likeliest(
 ) -> tuple[list[str], list[list[str]]]:
     """The likeliest token after each token of the test part, and the tokens that came, as text."""
     windows = nets.data.windows(text.test, context=context, batch=EVALUATION)
-    found, came = (
-        [plain(text.decode(row)) for row in rows]
-        for rows in nets.metrics.teacher_forced(net, windows)
-    )
+    pair = nets.metrics.teacher_forced(net, windows)
+    found, came = ([plain(text.decode(row)) for row in rows] for rows in pair)
     return found, [came]
 
 
@@ -417,9 +398,8 @@ def findings(flags: NanogptSizes, corpora: Corpora, results: Results) -> list[Fi
     above = partial(claim, compare=networks.compared)
     nexts = {  # case -> larger and smaller network
         f"{larger} over {smaller}, {kind}": (f"{larger} {kind}", f"{smaller} {kind}")
-        for kind in kinds
-        for smaller, larger in (("S", "M"), ("M", "L"))
-    }
+        for kind in kinds for smaller, larger in (("S", "M"), ("M", "L"))
+    }  # fmt: skip
     long = [name for name in every if results.records[name][0]["iterations"] > EARLY]
 
     def at_least(key: str, level: float, names: Iterable[str] = every) -> dict[str, Pair]:
@@ -433,10 +413,9 @@ def findings(flags: NanogptSizes, corpora: Corpora, results: Results) -> list[Fi
         above("a larger network learns more: its test loss is lower", "[GPTOC] section 3.2.4",
               {case: (of(smaller, "test"), of(larger, "test"))
                for case, (larger, smaller) in nexts.items()}),
-        above(f"more than half of the fall of the training loss comes in the first {EARLY} "
-              "iterations", section, at_least("early_train", 0.5, long)),
-        above(f"more than half of the fall of the validation loss comes in the first {EARLY} "
-              "iterations", section, at_least("early_test", 0.5, long)),
+        *(above(f"more than half of the fall of the {part} loss comes in the first {EARLY} "
+                "iterations", section, at_least(key, 0.5, long))
+          for part, key in (("training", "early_train"), ("validation", "early_test"))),
         above("the loss stabilises: in the last quarter of the training the test loss changes by "
               f"less than {100 * SETTLED:g} % of its fall", section,
               at_most(SETTLED, lambda name: of(name, "late"))),
@@ -529,14 +508,9 @@ def report(flags: NanogptSizes, corpora: Corpora, results: Results) -> str:
         for title, column in table.items():
             column.append(name if title == "model" else cells.get(title, "–"))
 
-    scores = {
-        key: networks.mean_and_spread(found, "{:.2f}".format)
-        for key, found in corpora.floor.items()
-    }
-    add(
-        "Shakespeare, another passage",
-        **{"BLEU, %": scores["bleu"], "against any passage": scores["bleu_any"]},
-    )
+    own, every_other = (networks.mean_and_spread(corpora.floor[key], "{:.2f}".format)
+                        for key in ("bleu", "bleu_any"))  # fmt: skip
+    add("Shakespeare, another passage", **{"BLEU, %": own, "against any passage": every_other})
     if flags.text == "shakespeare":
         for name in ("Python", "Julia"):
             printed = {key: f"{value:g}" for key, value in PUBLISHED["Table 1"][name].items()}
@@ -585,12 +559,8 @@ def lead(flags: NanogptSizes, corpora: Corpora, results: Results) -> str:
 
 def samples(flags: NanogptSizes, results: Results) -> dict[str, str]:
     """Beginnings, what was generated with seed 0, and what follows in the text."""
-    pieces = [
-        piece
-        for name, runs in results.records.items()
-        for piece in (f"## {name}\n", *runs[0]["samples"])
-    ]
-    return {"samples.txt": "\n".join(pieces)}
+    found = (["## " + name + "\n", *runs[0]["samples"]] for name, runs in results.records.items())
+    return {"samples.txt": "\n".join(piece for pieces in found for piece in pieces)}
 
 
 def figures(flags: NanogptSizes, results: Results) -> dict[str, study.Figure]:
@@ -599,11 +569,8 @@ def figures(flags: NanogptSizes, results: Results) -> dict[str, study.Figure]:
 
     drawn, panels = {}, {}
     for kind in TOKENS[flags.text]:
-        sizes = {
-            name: size
-            for name, (size, tokens) in models(flags).items()
-            if tokens == kind and name in results.records
-        }
+        of_kind = {name: size for name, (size, tokens) in models(flags).items() if tokens == kind}
+        sizes = {name: size for name, size in of_kind.items() if name in results.records}
         if not sizes:
             continue
         curves = {
@@ -633,17 +600,9 @@ def by_epochs(flags: NanogptSizes, history: study.Dataset) -> study.Dataset:
 
 
 EXPERIMENT = networks.Experiment(
-    name="nanogpt_sizes",
-    models=models,
-    load=load,
-    plan=plan,
-    measure=measure,
-    numbers=SCALARS,
-    text=report,
-    findings=findings,
-    figures=figures,
-    texts=samples,
-)
+    name="nanogpt_sizes", models=models, load=load, plan=plan, measure=measure, numbers=SCALARS,
+    text=report, findings=findings, figures=figures, texts=samples,
+)  # fmt: skip
 
 
 def main() -> int:

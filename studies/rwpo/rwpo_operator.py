@@ -182,17 +182,17 @@ def rows(values: Any, style: str, dims: Mapping[str, Any]) -> list[Row]:
     return found
 
 
-def inverses(steps: Sequence[float]) -> list[str]:
-    """Steps as fractions 1/n."""
-    return [f"1/{1 / h:.0f}" for h in steps]
-
-
 def evolved(
     start: Any, potential: Any, edges: Array, times: Any, dt: float, beta: float, **how: Any
 ) -> Array:
     """Densities (times, cells) by the Fokker-Planck equation."""
     how |= {"edges": edges, "times": times, "dt": dt, "beta": beta}
     return np.asarray(sampling.evolve_density(start, potential, **how).density.values)
+
+
+def well(variance: float, lam: float) -> Function:
+    """The potential x^2/(2 variance) + lam |x|."""
+    return lambda x: x**2 / (2 * variance) + lam * np.abs(x)
 
 
 def transported(
@@ -648,9 +648,7 @@ def scheme(out: Part, flags: RwpoOperator) -> None:
     cumulative = np.append(0, np.cumsum(start(x)) * width)
     first = np.interp(share, cumulative / cumulative[-1], edges)
     cases: dict[str, tuple[Any, Any, Function]] = {
-        "abs x, published": ("published", sampling.L1(1.0), np.abs),
-        "abs x, laplace": ("laplace", sampling.L1(1.0), np.abs),
-        "abs x, exact": ("exact", sampling.L1(1.0), np.abs),
+        **{f"abs x, {kernel}": (kernel, sampling.L1(1.0), np.abs) for kernel in KERNELS[::-1]},
         "log(2 cosh x), exact": ("exact", SMOOTH, lambda y: np.logaddexp(y, -y)),
         "0, exact": ("exact", sampling.NoPrior(), np.zeros_like),
     }
@@ -665,8 +663,8 @@ def scheme(out: Part, flags: RwpoOperator) -> None:
             for _ in range(count):
                 y = half_step(y - h * y, prior, h, kernel, beta)
             gap = np.sort(y[:, 0]) - target
-            found.append([np.mean(np.abs(gap)), np.sqrt(np.mean(gap**2)),
-                          abs(np.mean(y**2) - np.mean(target**2))])  # fmt: skip
+            second = abs(np.mean(y**2) - np.mean(target**2))
+            found.append([np.mean(np.abs(gap)), np.sqrt(np.mean(gap**2)), second])
         errors[name] = np.array(found).T
         orders[name] = [rate([1 / n for n in steps[:k]], e[:k])
                         for e, k in zip(errors[name], (4, 4, 3), strict=True)]  # fmt: skip
@@ -746,11 +744,10 @@ def inverse(out: Part, flags: RwpoOperator) -> None:
                max(shares) == 0)  # fmt: skip
     context, least, worst = rng.normal(size=(flags.tokens // 2, 2)), np.inf, 0.0
     for lam, h, kernel in ((2.0, 1 / 8, "exact"), (2.0, 1 / 48, "exact"), (0.5, 1 / 8, "laplace")):
-        given: dict[str, Any] = {"h": h, "prior": sampling.L1(lam), "kernel": kernel}
-        slope, matrix = jacobians(x, context, **given)
+        given: dict[str, Any] = {"h": h, "beta": 1.0, "prior": sampling.L1(lam), "kernel": kernel}
+        slope, matrix = jacobians(x, context, given["prior"], h, kernel)
         gradient = np.eye(2) * (1 - 0.5 * slope) + 0.5 * matrix
         least = min(least, float(np.linalg.eigvalsh(gradient).min()))
-        given["beta"] = 1.0
         y = sampling.backward(x, context, **given)
         worst = max(worst, largest(sampling.backward_inverse(y, context, **given) - x))
     out.decide("corrected: B(x) = x - [S(x) - M(x; C)]/2 with a context C of other tokens has an "
@@ -835,7 +832,7 @@ def self_weights(out: Part, flags: RwpoOperator) -> None:
     out.table("Mean weight of a token in its own attention, and median effective sample size, "
               f"{flags.tokens} tokens N(0, I), lambda = 2, beta = 1; estimate: 1/(1 + N (1 + "
               "beta/h)^(-d/2)):",
-              *(rows(values, style, {"d": dims, f"{name}, h": inverses(steps)})
+              *(rows(values, style, {"d": dims, f"{name}, h": ["1/8", "1/48"]})
                 for name, (values, style) in columns.items()))  # fmt: skip
     along = ("d", "h_layer")
     out.variables["self_weight"] = (along, weights, "mean weight of a token in its own attention")
@@ -901,10 +898,8 @@ def dissipation(out: Part, flags: RwpoOperator) -> None:
     for cells in sizes:
         edges, x, width = equal_cells(14.0, cells)
         target = normalised(STANDARD(x), width)
-        laws = evolved(
-            gaussian(1.0, 2.0), lambda y: y**2 / (2 * beta) + lam * np.abs(y), edges,
-            around(times, apart), 1e-3, beta,
-        )  # fmt: skip
+        start, at = gaussian(1.0, 2.0), around(times, apart)
+        laws = evolved(start, well(beta, lam), edges, at, 1e-3, beta)
         divergence, fisher, aligned = np.transpose([entropies(p, target, x) for p in laws])
         slope = (divergence[2::3] - divergence[::3]) / (2 * apart)
         signs = aligned[1::3]
@@ -985,10 +980,8 @@ def convergence(out: Part, flags: RwpoOperator) -> None:
     cases += [(0.5, 0.5, 0.0, 3.0), (4.0, 0.0, 0.0, 3.0)]
     table, holds, fails, rises, curves = [], [], [], [], []
     for beta, lam, mean, deviation in cases:
-        laws = evolved(
-            gaussian(mean, deviation), lambda y, b=beta, v=lam: y**2 / (2 * b) + v * np.abs(y),
-            edges, times, 2 / flags.steps, beta,
-        )  # fmt: skip
+        start = gaussian(mean, deviation)
+        laws = evolved(start, well(beta, lam), edges, times, 2 / flags.steps, beta)
         y, fisher, aligned = np.transpose([entropies(p, target, x) for p in laws])
         ratio = aligned / np.sqrt(np.maximum(fisher, 1e-300))
         gamma = np.minimum.accumulate(ratio) if lam else np.zeros_like(y)
@@ -1033,17 +1026,15 @@ def convergence(out: Part, flags: RwpoOperator) -> None:
 @part("Proposition 5")
 def moments(out: Part, flags: RwpoOperator) -> None:
     """Proposition 5."""
-    beta = 2.0
+    beta, start = 2.0, gaussian(1.0, 1.5)
     lams, apart, times = [0.0, 0.25, 0.5, 1.0, 2.0], 1e-3, np.array([0.1, 0.5, 1.0, 2.0])
     errors: list[float] = []
     for cells in (flags.cells // 2, flags.cells):
         edges, x, width = equal_cells(12.0, cells)
         second, gaps = [], []
         for lam in lams:
-            p = width * evolved(
-                gaussian(1.0, 1.5), lambda y, v=lam: y**2 / 2 + v * np.abs(y), edges,
-                around(times, apart), 1e-3, beta,
-            )  # fmt: skip
+            laws = evolved(start, well(1.0, lam), edges, around(times, apart), 1e-3, beta)
+            p = width * laws
             m2, m1 = p @ x**2, p @ np.abs(x)
             slope = (m2[2::3] - m2[::3]) / (2 * apart)
             gaps.append(largest(slope - (-2 * lam * m1[1::3] - 2 * m2[1::3] + 2 / beta)))

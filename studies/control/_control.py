@@ -1,14 +1,12 @@
-"""What the studies of [GPTOC] share: its printed numbers, windows of a text, claims over runs.
+"""What the studies of [GPTOC] share: windows of a text, trainings, tables, claims over runs.
 
 Torch is loaded when something is trained: the flags and their `--help` work without it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,6 @@ from wflow.study.networks import Results
 
 FloatArray = NDArray[np.float64]
 Pair = tuple[FloatArray, FloatArray]  # what is said to be more, and what less, by seed
-PRINTED = Path(__file__).parents[1] / "published" / "gptoc.json"
-PUBLISHED: dict[str, Any] = json.loads(PRINTED.read_text(encoding="utf-8"))
 
 
 def window_set(text: nets.data.Text, context: int) -> Any:
@@ -33,6 +29,12 @@ def window_set(text: nets.data.Text, context: int) -> Any:
         text.train, context=context, batch=len(text.train), vocabulary=text.vocabulary
     )  # all whole windows; what is left over comes behind them
     return TensorDataset(inputs, targets)
+
+
+def config(steps: int, batch: int, rate: float, seed: int, **given: Any) -> nets.train.TrainConfig:
+    """Settings of a training at a constant rate."""
+    schedule = nets.train.Constant(rate)
+    return nets.train.TrainConfig(steps=steps, batch=batch, schedule=schedule, seed=seed, **given)
 
 
 def columns(results: Results, names: Iterable[str]) -> Callable[..., list[str]]:

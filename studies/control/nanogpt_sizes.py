@@ -18,16 +18,17 @@ measured.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from _control import PUBLISHED, FloatArray, Pair, claim, window_set
+from _control import FloatArray, Pair, claim, config, window_set
 
 from wflow import InputError, nets, study
 from wflow._core.extras import install, missing
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+PRINTED = Path(__file__).parents[1] / "published" / "gptoc.json"
+PUBLISHED: dict[str, Any] = json.loads(PRINTED.read_text(encoding="utf-8"))
 EARLY = 500  # iterations: [GPTOC] section 5.1
 SHIFTS = 5  # passages of the text itself that are scored in place of generated ones
 SHOWN = 3  # passages of each network in samples.txt
@@ -173,14 +176,11 @@ def corpus(flags: NanogptSizes, kind: str) -> Corpus:
     test = text.decode(text.test)
     beginnings, longest, continuations = passages(flags, text, test)
     return Corpus(
-        text=text,
-        characters=len(test),
+        text=text, characters=len(test),
         lines=text.decode(text.train).count("\n") + test.count("\n"),
         frequencies=frequency_loss(text),
-        beginnings=beginnings,
-        continuations=continuations,
-        new=math.ceil(1.25 * longest),
-    )
+        beginnings=beginnings, continuations=continuations, new=math.ceil(1.25 * longest),
+    )  # fmt: skip
 
 
 def passages(flags: NanogptSizes, text: nets.data.Text, test: str) -> tuple[Tensor, int, list[str]]:
@@ -234,24 +234,19 @@ def plan(flags: NanogptSizes, corpora: Corpora, model: Model, seed: int) -> Run:
     text = corpora.of[kind].text
     data = window_set(text, size.context)
     steps = flags.epochs * (len(data) // size.batch)  # whole batches
-    config = nets.train.TrainConfig(
-        steps=steps,
-        batch=size.batch,
-        schedule=nets.train.Constant(flags.rate),
-        evaluate_every=size.evaluate_every,
-        checkpoint_every=max(size.evaluate_every, steps // 20),
-        seed=seed,
-        device=flags.device,
-        precision=flags.precision,
-        compile=flags.compile,
-    )
+    every = size.evaluate_every
+    settings = config(
+        steps, size.batch, flags.rate, seed,
+        evaluate_every=every, checkpoint_every=max(every, steps // 20),
+        device=flags.device, precision=flags.precision, compile=flags.compile,
+    )  # fmt: skip
     team = nets.train.process_group(flags.device)
 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:
         return {"test_loss": loss_on(net, text.test, size.context, team.device, team)}
 
     net = network(flags, size, text.vocabulary, seed)
-    return Run(net, NextToken(), data, config, evaluate)
+    return Run(net, NextToken(), data, settings, evaluate)
 
 
 # What was learnt
@@ -334,9 +329,8 @@ def continued(
 
     generator = torch.Generator(device=device).manual_seed(seed)
     start = corpus.beginnings.to(device)
-    tokens = net.generate(
-        start, corpus.new, temperature=flags.temperature, top_k=flags.top_k, generator=generator
-    )[:, start.shape[1] :]
+    how: dict[str, Any] = {"temperature": flags.temperature, "top_k": flags.top_k}
+    tokens = net.generate(start, corpus.new, generator=generator, **how)[:, start.shape[1] :]
     return [plain(corpus.text.decode(row.cpu()), flags.words) for row in tokens]
 
 
@@ -605,17 +599,9 @@ def by_epochs(flags: NanogptSizes, history: study.Dataset) -> study.Dataset:
 
 
 EXPERIMENT = networks.Experiment(
-    name="nanogpt_sizes",
-    models=models,
-    load=load,
-    plan=plan,
-    measure=measure,
-    numbers=SCALARS,
-    text=report,
-    findings=findings,
-    figures=figures,
-    texts=samples,
-)
+    name="nanogpt_sizes", models=models, load=load, plan=plan, measure=measure, numbers=SCALARS,
+    text=report, findings=findings, figures=figures, texts=samples,
+)  # fmt: skip
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,12 +26,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import tyro
-from _control import FloatArray, Pair, claim, columns, window_set
-from _pontryagin_gpt import figures
+from _control import FloatArray, Pair, claim, columns, config, window_set
 from numpy.typing import NDArray
 
 from wflow import nets, study
 from wflow.cli import script
+from wflow.plots.figure import PAGE, grid, style
+from wflow.plots.networks import COLOURS as CYCLE
+from wflow.plots.networks import draw_histories
 from wflow.study import Finding, networks
 from wflow.study.networks import Record, Results, Run, Trained
 from wflow.study.texts import EVALUATION, loss_on
@@ -163,13 +165,10 @@ def network(
 
     torch.manual_seed(seed)
     net = nets.GPT(
-        vocabulary=vocabulary,
-        context=flags.context,
-        width=flags.width,
+        vocabulary=vocabulary, context=flags.context, width=flags.width, heads=flags.heads,
         depth=flags.blocks if model.body == "deep" else 1,
-        heads=flags.heads,
         dropout=0.0 if model.fixed else flags.dropout,
-    )
+    )  # fmt: skip
     options: dict[str, Any] = {"velocity": "residual", "checkpointing": checkpointing}
     if model.body == "deep":
         net.body = nets.NodeTransformer(net.body, **options)
@@ -200,24 +199,19 @@ def plan(flags: PontryaginGpt, text: nets.data.Text, model: Model, seed: int) ->
     """The training of one network with one seed: Adam at a constant rate, or MSA."""
     given, rows = batches(flags, model, text)
     of_msa = model.method == "MSA"
-    config = nets.train.TrainConfig(
-        steps=flags.maximised if of_msa else flags.iterations,
-        batch=rows,
-        schedule=nets.train.Constant(flags.rate),
+    settings = config(
+        flags.maximised if of_msa else flags.iterations, rows, flags.rate, seed,
         optimizer=nets.control.MSA(rho=flags.rho) if of_msa else "adam",
-        evaluate_every=flags.every,
-        checkpoint_every=flags.every,
-        seed=seed,
-        device=flags.device,
-        precision="float32" if of_msa else flags.precision,
-    )
+        evaluate_every=flags.every, checkpoint_every=flags.every,
+        device=flags.device, precision="float32" if of_msa else flags.precision,
+    )  # fmt: skip
     device = nets.train.device(flags.device)
 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:
         return {"test_loss": loss_on(net, text.test, flags.context, device)}
 
     net = network(flags, model, text.vocabulary, seed)
-    return Run(net, objective(flags, model), given, config, evaluate)
+    return Run(net, objective(flags, model), given, settings, evaluate)
 
 
 # What was learnt
@@ -352,13 +346,7 @@ def agreement(flags: PontryaginGpt, text: nets.data.Text, model: Model, seed: in
     """Losses of short trainings in double: costates, and weights that begin a rounding apart."""
     import torch
 
-    config = nets.train.TrainConfig(
-        steps=flags.compared,
-        batch=flags.batch,
-        schedule=nets.train.Constant(flags.rate),
-        seed=seed,
-        device="cpu",
-    )
+    settings = config(flags.compared, flags.batch, flags.rate, seed, device="cpu")
     data, plain = window_set(text, flags.context), model._replace(method="back-propagation")
 
     def losses(by: Model, nudge: float = 0.0) -> FloatArray:
@@ -367,7 +355,7 @@ def agreement(flags: PontryaginGpt, text: nets.data.Text, model: Model, seed: in
         with torch.no_grad():
             for p in net.parameters():
                 p.mul_(1 + nudge * torch.randn(p.shape, generator=draws, dtype=p.dtype))
-        found = nets.train.train(net, objective(flags, by), data, config)["loss"].values
+        found = nets.train.train(net, objective(flags, by), data, settings)["loss"].values
         return np.asarray(found)
 
     want = losses(plain)
@@ -531,6 +519,91 @@ def lead(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> str:
     )
 
 
+PLAIN = "back-propagation"  # costates give the same
+COLOURS = {PLAIN: "#6b6b6b", "costates": "#0b3c5d", "cost": "#5c8a3a", "MSA": "#c1440e",
+           "MSA cost": "#b8860b"}  # fmt: skip
+
+
+def figures(flags: PontryaginGpt, results: Results) -> dict[str, study.Figure]:
+    """Test losses, the Hamiltonian along depth, and the steps of MSA."""
+    bodies: dict[str, dict[str, str]] = {}
+    for name in results.records:
+        body, _, rest = name.partition(" ")
+        if not MODELS[name].fixed:
+            bodies.setdefault(body, {})[name] = rest or PLAIN
+    deep = {body: names for body, names in bodies.items() if body != "S"}
+    steps = [name for name in results.records if MODELS[name].method == "MSA"]
+    shown: dict[str, tuple[Any, Any]] = {
+        "losses": (losses_figure, bodies),
+        "hamiltonian": (hamiltonian_figure, deep),
+        "steps": (steps_figure, steps),
+    }
+    return {name: draw(results, given) for name, (draw, given) in shown.items() if given}
+
+
+@style()
+def losses_figure(results: Results, bodies: Mapping[str, Mapping[str, str]]) -> study.Figure:
+    """Test loss by batches, and by time, a column for each body."""
+    figure, axes = grid(2, len(bodies), PAGE, 4.8, sharey=True)
+    for place, (body, names) in enumerate(bodies.items()):
+        curves = {
+            label: [history.isel(evaluation=slice(1, None)) for history in results.histories[name]]
+            for name, label in names.items()
+        }
+        draw_histories(axes[0, place], curves, "test_loss", COLOURS)
+        for label, histories in curves.items():
+            times = [each["seconds"].values.cumsum()[each["evaluation"] - 1] for each in histories]
+            means = np.mean([each["test_loss"] for each in histories], axis=0)
+            axes[1, place].plot(np.mean(times, axis=0), means, color=COLOURS[label], label=label)
+        for line in (*axes[0, place].lines, *axes[1, place].lines):
+            if line.get_label() == PLAIN:
+                line.set(linestyle=(0, (2, 2)), zorder=3)
+        for axis, label in zip(axes[:, place], ("Batches", "Seconds"), strict=True):
+            axis.set(xscale="log", xlabel=label)
+        axes[0, place].set_title(body)
+        axes[0, place].legend(fontsize=6.5)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("Test loss")
+    return figure
+
+
+@style()
+def hamiltonian_figure(results: Results, bodies: Mapping[str, Mapping[str, str]]) -> study.Figure:
+    """The Hamiltonian along depth before and after the training, mean and range over seeds."""
+    figure, axes = grid(1, len(bodies), PAGE, 3.0)
+    for axis, (body, names) in zip(axes[0], bodies.items(), strict=True):
+        for name, label in names.items():
+            if label == PLAIN:
+                continue
+            for key, line in (("hamiltonian_before", ":"), ("hamiltonian", "-")):
+                rows = np.array([record[key] for record in results.records[name]])
+                rows = rows[:, np.isfinite(rows).any(axis=0)]
+                axis.plot(rows.mean(axis=0), line, marker="o", ms=3, color=COLOURS[label],
+                          label=label if line == "-" else None)  # fmt: skip
+                if len(rows) > 1:
+                    axis.fill_between(range(rows.shape[1]), rows.min(axis=0), rows.max(axis=0),
+                                      color=COLOURS[label], alpha=0.15, lw=0)  # fmt: skip
+        axis.set(xticks=range(rows.shape[1]), xlabel="State along depth",
+                 title=f"{body}: before (dotted) and after")  # fmt: skip
+        axis.legend(fontsize=6.5)
+    axes[0, 0].set_ylabel("Hamiltonian")
+    return figure
+
+
+@style()
+def steps_figure(results: Results, names: list[str]) -> study.Figure:
+    """Loss of the batch before each step of MSA, and rho."""
+    figure, axes = grid(1, 2, PAGE, 2.8)
+    curves = {name: results.histories[name] for name in names}
+    colours = dict(zip(names, CYCLE, strict=False))
+    labels = {"data": "Loss of the batch before a step", "rho": "rho"}
+    for axis, (key, label) in zip(axes[0], labels.items(), strict=True):
+        draw_histories(axis, curves, key, colours, log=key == "rho")
+        axis.set(xlabel="Step of extended MSA", ylabel=label)
+    axes[0, 0].legend(fontsize=6.5)
+    return figure
+
+
 # Findings
 # --------
 
@@ -625,20 +698,13 @@ def findings(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> li
 
 
 EXPERIMENT = networks.Experiment(
-    name="pontryagin_gpt",
-    models=lambda _: MODELS,
-    load=load,
-    plan=plan,
-    measure=measure,
-    numbers=SCALARS,
-    along=ALONG,
+    name="pontryagin_gpt", models=lambda _: MODELS, load=load, plan=plan, measure=measure,
+    numbers=SCALARS, along=ALONG,
     coords=lambda flags: {
         "state": (range(max(flags.steps, flags.blocks) + 1), "number of the state along depth")
     },
-    text=report,
-    findings=findings,
-    figures=lambda _, results: figures(MODELS, results),
-)
+    text=report, findings=findings, figures=figures,
+)  # fmt: skip
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,16 +27,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import tyro
-from _control import FloatArray, Pair, claim, columns
-from _pontryagin_resnet import drawn
+from _control import FloatArray, Pair, claim, columns, config
 
 from wflow import InputError, nets, study
 from wflow.cli import script
+from wflow.plots.figure import PAGE, grid, style
 from wflow.study import Finding, networks
 from wflow.study.networks import Record, Results, Run, Trained
 
 if TYPE_CHECKING:
     import torch
+    from matplotlib.axes import Axes
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -59,13 +60,12 @@ class Model(NamedTuple):
 
 
 MODELS = {
-    f"{data} {name}": Model(data, *how)
-    for data in get_args(DataName)
-    for name, how in {
-        "classic": (),
-        **{f"{scheme} {method}": (scheme, method) for scheme in STAGES for method in METHODS},
-    }.items()
-}
+    name: model for data in get_args(DataName) for name, model in (
+        (f"{data} classic", Model(data)),
+        *((f"{data} {scheme} {method}", Model(data, scheme, method))
+          for scheme in STAGES for method in METHODS),
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,16 +192,11 @@ def plan(flags: PontryaginResnet, _: None, model: Model, seed: int) -> Run:
     if model.method in ("msa", "emsa"):
         rho = flags.rho if model.method == "emsa" else 0.0
         optimizer, steps = control.MSA(rho=rho, iterations=flags.inner), flags.maximisations
-    config = train.TrainConfig(
-        steps=steps,
-        batch=flags.samples,
-        schedule=train.Constant(flags.rate if model.method == "gradient" else flags.adam),
-        optimizer=optimizer,
-        evaluate_every=max(1, steps // 25),
-        checkpoint_every=max(1, steps // 2),
-        seed=seed,
-        device=flags.device,
-    )
+    rate = flags.rate if model.method == "gradient" else flags.adam
+    settings = config(
+        steps, flags.samples, rate, seed, optimizer=optimizer, device=flags.device,
+        evaluate_every=max(1, steps // 25), checkpoint_every=max(1, steps // 2),
+    )  # fmt: skip
 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:
         """Loss and accuracy of points that were not trained on."""
@@ -211,7 +206,7 @@ def plan(flags: PontryaginResnet, _: None, model: Model, seed: int) -> Run:
             "accuracy": float((output.argmax(1) == labels).float().mean()),
         }
 
-    return Run(network(flags, model, seed), objective, lambda step: (x, y), config, evaluate)
+    return Run(network(flags, model, seed), objective, lambda step: (x, y), settings, evaluate)
 
 
 # What was learnt
@@ -247,9 +242,8 @@ def measure(flags: PontryaginResnet, _: None, model: Model, training: Trained, s
     x, y = (each.to(training.device) for each in points(model.data, flags.samples, seed, 0))
     with torch.no_grad():
         record["loss"] = float(functional.cross_entropy(net(x).output, y))
+    record |= {key: float(history[key][-1]) for key in ("accuracy", "test_loss")}
     record |= {
-        "accuracy": float(history["accuracy"][-1]),
-        "test_loss": float(history["test_loss"][-1]),
         "mismatch": mismatch([network(flags, model, seed), net], x, y),
         "rises": float((np.diff(losses(record, history)) > 0).mean()),
     }
@@ -302,10 +296,10 @@ def kilobytes(flags: PontryaginResnet, model: Model, device: torch.device) -> fl
     optimizer = run.config.optimizer
     if isinstance(optimizer, nets.control.MSA):
         optimizer = replace(optimizer, doublings=0)  # others repeat the same
-    config = replace(run.config, steps=1, optimizer=optimizer)
+    settings = replace(run.config, steps=1, optimizer=optimizer)
 
     def call() -> None:
-        nets.train.train(run.model, run.objective, run.batches, config)
+        nets.train.train(run.model, run.objective, run.batches, settings)
 
     return 1e3 * networks.memory(call, device)
 
@@ -414,12 +408,12 @@ def table_of(results: Results, names: Sequence[str]) -> str:
     return study.markdown_table({
         "network": [name.partition(" ")[2] for name in names],
         "training loss": column("loss", ".3g"),
-        "test accuracy, %": column("accuracy", percent),
+        "test accuracy, %": column("accuracy", lambda value: f"{100 * value:.1f}"),
         f"loss at equal work ({budget:,.0f} passes)": [
             networks.mean_and_spread([run.after(budget) for run in found], "{:.3g}".format)
             for found in runs.values()
         ],
-        "loss rises, % of iterations": column("rises", percent),
+        "loss rises, % of iterations": column("rises", lambda value: f"{100 * value:.1f}"),
         "iterations": [f"{record['iterations']:,}" for record in first],
         "forward": column("forward", ".3g"),
         "backward": column("backward", ".3g"),
@@ -429,18 +423,129 @@ def table_of(results: Results, names: Sequence[str]) -> str:
     })  # fmt: skip
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.1f}"
+COLOURS = ("#0b3c5d", "#c1440e")  # of the two classes
+LOOKS: dict[str, dict[str, Any]] = {
+    "classic": {"label": "classic ResNet", "color": "0.1", "linestyle": "--", "zorder": 3},
+    "gradient": {"label": "gradient", "color": "#b8860b"},
+    "adam": {"label": "Adam", "color": "#0b3c5d"},
+    "msa": {"label": "MSA", "color": "#8c5fa8"},
+    "emsa": {"label": "extended MSA", "color": "#c1440e"},
+}
+
+
+@style()
+def curves(models: Mapping[str, Model], results: Results) -> study.Figure:
+    """Training loss by iterations and by passes, test accuracy by passes; a row for each scheme."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    schemes = list(dict.fromkeys(model.scheme for model in models.values()))
+    figure, axes = grid(len(schemes), 3, PAGE, 0.6 + 1.9 * len(schemes), sharex="col")
+    for row, scheme in zip(axes, schemes, strict=True):
+        for name, model in models.items():
+            if model.scheme == scheme:
+                _curve(row, results, name, LOOKS[model.method])
+        row[0].set_ylabel(f"{scheme}\nTraining loss")
+        row[2].set_ylabel("Test accuracy")
+        for axis in row[:2]:
+            axis.set_yscale("log")
+            axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+            for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+                formatter("{x:g}")
+        for axis in row:
+            axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(NullFormatter())
+    titles = ("Iterations", "Passes through the layers", "Passes through the layers")
+    for axis, title in zip(axes[-1], titles, strict=True):
+        axis.set_xlabel(title)
+    found: dict[str, Any] = {}
+    for axis in axes[:, 0]:
+        for handle, text in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(text, handle)
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=len(found))
+    return figure
+
+
+def _curve(row: Sequence[Axes], results: Results, name: str, look: Mapping[str, Any]) -> None:
+    """Geometric mean and range of the losses, mean and range of the accuracy, over the seeds."""
+    every = zip(results.histories[name], results.records[name], courses(results, name), strict=True)
+    runs = [(history, course) for history, record, course in every if not record["diverged"]]
+    if not runs:
+        return
+    loss = np.array([course.loss for _, course in runs])
+    passed = np.mean([course.passed for _, course in runs], axis=0)
+    accuracy = np.array([history["accuracy"].values for history, _ in runs])
+    at = runs[0][0]["evaluation"].values.astype(int)
+    for axis, x, values in ((row[0], np.arange(loss.shape[1]), loss), (row[1], passed, loss),
+                            (row[2], passed[at], accuracy)):  # fmt: skip
+        middle = values.mean(0) if axis is row[2] else np.exp(np.log(values).mean(0))
+        axis.plot(x[1:], middle[1:], linewidth=1.0, **look)
+        if len(values) > 1:
+            low, high = values.min(0)[1:], values.max(0)[1:]
+            axis.fill_between(x[1:], low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+@style()
+def panels(
+    results: Results, names: Sequence[str], draw: Callable[[Axes, Record], None]
+) -> study.Figure:
+    """What is drawn of seed 0 of each network: a row for each scheme, a column for each method."""
+    schemes = list(dict.fromkeys(MODELS[name].scheme for name in names))
+    methods = list(dict.fromkeys(MODELS[name].method for name in names))
+    side = PAGE / len(methods)
+    figure, axes = grid(len(schemes), len(methods), PAGE, 0.3 + side * len(schemes))
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for name in names:
+        model, record = MODELS[name], results.records[name][0]
+        axis = axes[schemes.index(model.scheme), methods.index(model.method)]
+        axis.set_axis_on()
+        draw(axis, record)
+        method = LOOKS[model.method]["label"]
+        text = "classic" if model.method == "classic" else f"{model.scheme}, {method}"
+        axis.set_title(f"{text}\n{100 * record['accuracy']:.1f} %", fontsize=7)
+    return figure
+
+
+def region(axis: Axes, record: Record) -> None:
+    """Probability of the second class on a square, and training points."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    shades = LinearSegmentedColormap.from_list("classes", ["#8fb0c6", "#ffffff", "#e6a98d"])
+    square: dict[str, Any] = {"origin": "lower", "extent": (-1.1, 1.1, -1.1, 1.1)}
+    found = np.transpose(record["region"])
+    axis.imshow(found, vmin=0, vmax=1, cmap=shades, **square)
+    axis.contour(found, [0.5], colors="0.1", linewidths=0.8, **square)
+    colours = [COLOURS[k] for k in record["classes"]]
+    x, y = np.transpose(record["points"])
+    axis.scatter(x, y, c=colours, s=1.5, linewidths=0)
+    axis.set(xticks=[], yticks=[])
+
+
+def trajectories(axis: Axes, record: Record) -> None:
+    """Paths of training points to the classifier, in a plane across its boundary."""
+    states = np.array(record["states"])
+    colours = [COLOURS[k] for k in record["classes"][: states.shape[1]]]
+    for path, colour in zip(states.swapaxes(0, 1), colours, strict=True):
+        axis.plot(*path.T, color=colour, linewidth=0.3, alpha=0.35)
+    x, y = states[-1].T
+    axis.scatter(x, y, c=colours, s=2.5, linewidths=0, zorder=3)
+    axis.axvline(0.0, color="0.1", linewidth=0.8)
+    axis.tick_params(labelsize=5)
 
 
 def figures(flags: PontryaginResnet, results: Results) -> dict[str, study.Figure]:
     """Curves, decision regions and trajectories of each data set."""
-    found = {name: courses(results, name) for name in results.records}
-    return {
-        f"{data}_{title}": figure
-        for data, names in by_data(results).items()
-        for title, figure in drawn({name: MODELS[name] for name in names}, results, found).items()
-    }
+    found: dict[str, study.Figure] = {}
+    for data, names in by_data(results).items():
+        models = {name: MODELS[name] for name in names}
+        found[f"{data}_curves"] = curves(models, results)
+        shown = [name for name in models if "region" in results.records[name][0]]
+        if shown:
+            found[f"{data}_regions"] = panels(results, shown, region)
+            figure = panels(results, shown, trajectories)
+            figure.supxlabel("Distance from the boundary of the classifier", fontsize=8)
+            found[f"{data}_trajectories"] = figure
+    return found
 
 
 # Findings
@@ -449,8 +554,7 @@ def figures(flags: PontryaginResnet, results: Results) -> dict[str, study.Figure
 
 def findings(flags: PontryaginResnet, _: None, results: Results) -> list[Finding]:
     """Claims of the report and of the papers on which it builds, with their verdicts."""
-    known = list(by_data(results))
-    of = results.values
+    known, of = list(by_data(results)), results.values
     ratios = partial(claim, compare=partial(networks.paired, ratio=True))
 
     def pairs(compare: Callable[..., Pair], more: str, less: str) -> dict[str, Pair]:
@@ -538,16 +642,9 @@ def findings(flags: PontryaginResnet, _: None, results: Results) -> list[Finding
 
 
 EXPERIMENT = networks.Experiment(
-    name="pontryagin_resnet",
-    models=models,
-    load=lambda _: None,
-    plan=plan,
-    measure=measure,
-    numbers=SCALARS,
-    text=report,
-    findings=findings,
-    figures=figures,
-)
+    name="pontryagin_resnet", models=models, load=lambda _: None, plan=plan, measure=measure,
+    numbers=SCALARS, text=report, findings=findings, figures=figures,
+)  # fmt: skip
 
 
 def main() -> None:

@@ -5,10 +5,8 @@ Torch is loaded when something is trained: the flags and their `--help` work wit
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import tyro
@@ -17,10 +15,6 @@ from wflow import InputError, nets, study
 from wflow.plots.figure import PAGE, grid, style
 from wflow.plots.networks import draw_histories
 from wflow.study import networks
-
-PRINTED = Path(__file__).parents[1] / "published" / "rwpo.json"
-PUBLISHED: dict[str, Any] = json.loads(PRINTED.read_text(encoding="utf-8"))  # numbers of [RWPO]
-
 
 MOST_APART = 16  # steps
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -24,17 +24,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import tyro
-from _rwpo import FlowFlags, check_names, check_near, config, make_flow, too_far
-from _rwpo_benchmarks import CELLS, HALF, POINTS, figures, report, title
+from _rwpo import FlowFlags, check_names, check_near, config, learning_curves, make_flow, too_far
 
 from wflow import InputError, nets, sampling, study
 from wflow.cli import script
+from wflow.plots.figure import PAGE, grid, style
 from wflow.study import Finding, networks
 from wflow.study.networks import Record, Results, Run, Trained
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from xarray import Dataset
 
 NAME = "rwpo_benchmarks"
 TRIALS = 1000  # seeds of the trials begin here: the comparison has fresh ones
@@ -156,10 +155,9 @@ def names(flags: RwpoBenchmarks) -> dict[str, Name]:
     """Densities and the models that are compared on them, but for those that begin too far."""
     near = [name for name, model in MODELS.items() if not too_far(model.options, flags.steps)]
     return {
-        f"{target} {model}": (target, model)
-        for target, model in product(flags.targets, near)
+        f"{target} {model}": (target, model) for target, model in product(flags.targets, near)
         if not model.endswith("eq.16") or target in flags.eq16_targets
-    }
+    }  # fmt: skip
 
 
 def drawn(flags: RwpoBenchmarks, target: str, n: int, seed: int = 0, part: Any = "test") -> Tensor:
@@ -310,6 +308,11 @@ def examined(
     return record
 
 
+def measure(flags: RwpoBenchmarks, _: Trials, name: Name, trained: Trained, seed: int) -> Record:
+    """Quantities on test data, with pictures of the first seed."""
+    return examined(flags, name[0], trained, pictured=seed == 0)
+
+
 def density_on_square(flow: Any) -> np.ndarray:
     """The density at the centres of cells of the square."""
     import torch
@@ -350,7 +353,7 @@ def equal_time(results: Results, target: str, model: str) -> tuple[np.ndarray, n
         warnings.simplefilter("ignore", RuntimeWarning)  # of models all of whose runs diverged
         times = [float(np.nanmedian(results.values(name, "step_seconds"))) for name in pair]
 
-    def after(seconds: float, history: Dataset, time: float) -> float:
+    def after(seconds: float, history: study.Dataset, time: float) -> float:
         if not history.attrs["complete"]:
             return float("nan")
         at = history["evaluation"].values * time
@@ -364,7 +367,7 @@ def equal_time(results: Results, target: str, model: str) -> tuple[np.ndarray, n
     return own, base
 
 
-def steps_to(history: Dataset, level: float) -> float:
+def steps_to(history: study.Dataset, level: float) -> float:
     """First step at which the distance has fallen to a level, interpolated; inf for never."""
     steps, values = history["evaluation"].values, np.log(history["sliced_w2"].values)
     level = np.log(level)
@@ -448,12 +451,11 @@ def findings(_: RwpoBenchmarks, trials: Trials, results: Results) -> list[Findin
          f"{claim}: {text}, with the weights of eq. 16", "[RWPO] eq. 16, Fig. 3")
         for model, text in kinds.items()
     ]  # fmt: skip
-    verdicts = [closer(results, *each) for each in asked if targets(results, *each[:2])]
-    return verdicts + [
-        faster(results, model, f"it converges faster than OT-Flow: {text}", "[RWPO] section 5")
-        for model, text in kinds.items()
-        if targets(results, model, "OT-Flow")
-    ]
+    return [
+        *(closer(results, *each) for each in asked if targets(results, *each[:2])),
+        *(faster(results, model, f"it converges faster than OT-Flow: {text}", "[RWPO] section 5")
+          for model, text in kinds.items() if targets(results, model, "OT-Flow")),
+    ]  # fmt: skip
 
 
 KEYS = {
@@ -470,7 +472,7 @@ KEYS = {
 }
 
 
-def tabulated(flags: RwpoBenchmarks, results: Results) -> Dataset:
+def tabulated(flags: RwpoBenchmarks, results: Results) -> study.Dataset:
     """All numbers over (target, model, seed); NaN where a model was not trained."""
     rows, models = targets(results), [m for m in MODELS if targets(results, m)]
     values = {key: np.full((len(rows), len(models), flags.seeds), np.nan) for key in KEYS}
@@ -487,38 +489,179 @@ def tabulated(flags: RwpoBenchmarks, results: Results) -> Dataset:
     return table
 
 
-def cells(flags: RwpoBenchmarks, results: Results) -> Iterator[tuple[str, str, Record]]:
-    """Density, model and the numbers of the table, for every row."""
-    for name, (target, model) in names(flags).items():
-        if name in results.records:
-            found = {key: numbers(results, target, model, key) for key in KEYS}
-            sizes = [np.nanmin(r["ess"]) for r in results.records[name] if r["ess"]]
-            yield target, model, found | {"ess": sizes}
-
-
 def floors(flags: RwpoBenchmarks) -> dict[str, float]:
     """Distance of two samples of each density."""
-    pairs = {
-        t: [drawn(flags, t, flags.points, part=part) for part in SPLITS] for t in flags.targets
+
+    def two(target: str) -> list[np.ndarray]:
+        return [drawn(flags, target, flags.points, part=part).numpy() for part in SPLITS]
+
+    return {target: float(sampling.sliced_w2(*two(target))) for target in flags.targets}
+
+
+HALF, CELLS = 4.5, 96  # of the square on which densities are drawn
+POINTS = 4000  # of a sample that is drawn
+SHOWN = ("OT-Flow", "printed exact", "corrected", "with itself", "chosen")
+COLOURS = dict(zip(SHOWN, ("#6b6b6b", "#b8860b", "#c1440e", "#2e7d32", "#0b3c5d"), strict=True))
+
+
+def title(target: str) -> str:
+    return target.replace("_", " ").capitalize().replace("gaussian", "Gaussian")
+
+
+# Figures
+# -------
+
+
+def figures(_: RwpoBenchmarks, results: Results) -> dict[str, study.Figure]:
+    """Samples and densities of seed 0, as figures 2 and 3 of the paper have them, and curves."""
+    edges = np.linspace(-HALF, HALF, CELLS + 1)
+
+    def sample(target: str) -> np.ndarray:
+        return nets.data.planar(target, POINTS).numpy()
+
+    def histogram(target: str) -> np.ndarray:
+        x = nets.data.planar(target, 400_000).numpy()
+        return np.histogram2d(x[:, 0], x[:, 1], edges, density=True)[0]
+
+    def points(axis: Any, x: np.ndarray, _: np.ndarray) -> None:
+        axis.plot(*x.T, ",", color="#0b3c5d", alpha=0.5, rasterized=True)
+        outside = float((np.abs(x) > HALF).any(axis=1).mean())
+        if outside > 0.001:
+            axis.text(0.03, 0.03, f"{100 * outside:.1f} % outside", fontsize=6,
+                      transform=axis.transAxes)  # fmt: skip
+
+    def image(axis: Any, values: np.ndarray, target: np.ndarray) -> None:
+        axis.imshow(values.T, origin="lower", extent=(-HALF, HALF, -HALF, HALF), cmap="magma",
+                    vmin=0, vmax=float(np.quantile(target, 0.995)), rasterized=True)  # fmt: skip
+
+    panels = {
+        title(target): {m: results.histories.get(f"{target} {m}", []) for m in SHOWN}
+        for target in targets(results)
     }
-    return {t: float(sampling.sliced_w2(*(x.numpy() for x in pair))) for t, pair in pairs.items()}
+    label = "Sliced $W_2$ to held-out data"
+    return {
+        "samples": squares(results, "samples", sample, points),
+        "densities": squares(results, "density", histogram, image),
+        "curves": learning_curves(panels, "sliced_w2", label, COLOURS, log=True),
+    }
+
+
+@style()
+def squares(
+    results: Results,
+    key: str,
+    truth: Callable[[str], np.ndarray],
+    draw: Callable[[Any, np.ndarray, np.ndarray], None],
+) -> study.Figure:
+    """A column for each density, a row for the target and each model, drawn from their values."""
+    every = targets(results)
+    first = {name: runs[0] for name, runs in results.records.items()}
+    rows = ["target", *(m for m in SHOWN if any(key in first.get(f"{t} {m}", {}) for t in every))]
+    figure, axes = grid(len(rows), len(every), PAGE, 0.3 + 1.45 * len(rows), sharex=True,
+                        sharey=True)  # fmt: skip
+    for column, target in zip(axes.T, every, strict=True):
+        column[0].set_title(title(target))
+        exact = truth(target)
+        for axis, name in zip(column, rows, strict=True):
+            record = {key: exact} if name == "target" else first.get(f"{target} {name}", {})
+            if key in record:
+                draw(axis, np.array(record[key]), exact)
+            axis.set(xlim=(-HALF, HALF), ylim=(-HALF, HALF), xticks=[], yticks=[], aspect="equal")
+    for axis, name in zip(axes[:, 0], rows, strict=True):
+        axis.set_ylabel(name)
+    return figure
+
+
+# Tables
+# ------
+
+
+def number(value: float) -> str:
+    """A distance for a cell: two digits after the point, or three figures of a large one."""
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.3g}"
+
+
+def cell(values: Sequence[float] | np.ndarray, style: str = "") -> str:
+    write = (lambda value: f"{value:{style}}") if style else number
+    return networks.mean_and_spread(list(values), write)
+
+
+def main_table(flags: RwpoBenchmarks, results: Results) -> str:
+    """One row for each density and model."""
+    rows, floor = [], floors(flags)
+    for name, (target, model) in names(flags).items():
+        if name not in results.records:
+            continue
+        values = {key: numbers(results, target, model, key) for key in KEYS}
+        sizes = [np.nanmin(r["ess"]) for r in results.records[name] if r["ess"]]
+        printed = model.startswith("printed")
+        nll, lost = cell(values["nll"]), values["folded" if printed else "lost"]
+        rows.append({
+            "target": title(target),
+            "floor": number(floor[target]),
+            "model": model,
+            "sliced $W_2$": cell(values["sliced_w2"]),
+            "in equal time": cell(values["equal_time"]),
+            "OT-Flow then": cell(values["equal_time_base"]),
+            "1000 MMD$^2$": cell(1000 * values["mmd"], ".2f"),
+            "NLL": f"({nll})" if printed else nll,
+            "not inverted or folded (%)": cell(100 * lost, ".2g"),
+            "ms per step": cell(1000 * values["step_seconds"], ".0f"),
+            "$\\lambda$": cell(values["lam"], ".2f"),
+            "$\\beta$": cell(values["beta"], ".2f"),
+            "least ESS": cell(sizes, ".0f"),
+        })  # fmt: skip
+    return study.markdown_table(rows)
+
+
+def trial_table(flags: RwpoBenchmarks, trials: Trials) -> str:
+    """Validation scores of the variants, the best first."""
+    names = ["OT-Flow", *sorted(trials.scores, key=lambda name: trials.scores[name])]
+    scores = {"OT-Flow": 0.0} | trials.scores
+
+    def column(target: str, key: str) -> list[str]:
+        return [cell(trials.results.values(f"trial {target} {name}", key)) for name in names]
+
+    first = flags.trial_targets[0]
+    return study.markdown_table({
+        "variant": names,
+        "ratio": [f"{np.exp(scores[name]):.2f}" for name in names],
+        **{f"sliced $W_2$, {title(t).lower()}": column(t, "sliced_w2")
+           for t in flags.trial_targets},
+        f"NLL, {title(first).lower()}": column(first, "nll"),
+    })  # fmt: skip
+
+
+def report(flags: RwpoBenchmarks, trials: Trials, results: Results) -> str:
+    """The tables."""
+    alpha = ", ".join(f"{weight:g}" for weight in flags.alpha)
+    parts = [
+        f"{networks.caption(flags, flags.seeds, results, trials.source)} d = {flags.dim}, "
+        f"$n_t$ = {flags.steps}, width {flags.width}, {flags.iterations} iterations with "
+        f"{flags.batch} points, Adam with rates from {flags.rates[0]:g} to {flags.rates[1]:g}; "
+        f"weights of likelihood, transport and HJB {alpha}, and with eq. 16 1, 1, 0.1. Measured on "
+        f"{flags.points:,} held-out points: sliced $W_2$ by 256 directions, MMD of Gaussian "
+        "kernels at 1/4 to 4 times the median distance, negative log likelihood (NLL) in double "
+        "precision; that of the printed flow, in brackets, is what (24) sums, which is no "
+        "likelihood. The floor is the sliced $W_2$ of two samples of the target. In equal time: "
+        "that of the shorter training of the flow and OT-Flow, by the least time of a step, on "
+        f"{flags.curve:,} points; then OT-Flow's at that time.",
+        main_table(flags, results),
+    ]
+    if trials.scores:
+        parts += [
+            f"Variants of the layer after {flags.trial_iterations} iterations on validation data, "
+            f"with {flags.trial_seeds} other seed{'s' if flags.trial_seeds > 1 else ''}; chosen: "
+            f"{trials.best}. The ratio is the geometric mean of the distance over OT-Flow's.",
+            trial_table(flags, trials),
+        ]
+    return "\n\n".join(parts)
 
 
 EXPERIMENT = networks.Experiment(
-    name=NAME,
-    models=names,
-    load=load,
-    plan=plan,
-    measure=lambda flags, _, name, trained, seed: examined(
-        flags, name[0], trained, pictured=seed == 0
-    ),
-    table=tabulated,
-    text=lambda flags, trials, found: report(
-        flags, trials, found, cells(flags, found), floors(flags)
-    ),
-    findings=findings,
-    figures=lambda flags, found: figures(found, targets(found)),
-)
+    name=NAME, models=names, load=load, plan=plan, measure=measure,
+    table=tabulated, text=report, findings=findings, figures=figures,
+)  # fmt: skip
 
 
 def main() -> None:

@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from _rwpo import FlowFlags, config, make_flow, too_far
-from _rwpo_digits import figures
+from _rwpo import FlowFlags, config, learning_curves, make_flow, too_far
 
 from wflow import nets, sampling, study
 from wflow.cli import script
+from wflow.plots.figure import PAGE, grid, style
+from wflow.plots.networks import COLOURS
 from wflow.study import networks
 from wflow.study.networks import Record, Results, Run, Trained
 
@@ -103,7 +104,6 @@ class RwpoDigits(FlowFlags):
     samples: study.Count = 10_000
     """Pictures of each Fréchet distance."""
     out: study.Folder = Path("results/rwpo_digits")
-    """Folder for checkpoints, metrics, summary and figures."""
 
 
 # Autoencoders and the classifier
@@ -233,8 +233,8 @@ def prepare(flags: RwpoDigits) -> Tools:
                 tools.latents[int(dim)] = latent(flags, tools, int(dim), model)
         return {}
 
-    names = ["classifier", *(f"autoencoder d{d}" for d in flags.dims)]
-    names.append(f"rectified d{flags.dims[-1]}")
+    coders = (f"autoencoder d{d}" for d in flags.dims)
+    names = ["classifier", *coders, f"rectified d{flags.dims[-1]}"]
     networks.train_all(study.Session(NAME, flags), flags, names, 1, run, keep)
     return tools
 
@@ -470,9 +470,8 @@ def interpolated(flow: Any, tools: Tools, latents: Latent) -> Tensor:
     return found
 
 
-def as_bytes(pictures: Tensor) -> list[list[int]]:
-    found: list[list[int]] = (pictures.nan_to_num() * 255).round().int().tolist()
-    return found
+def as_bytes(pictures: Tensor) -> Any:
+    return (pictures.nan_to_num() * 255).round().int().tolist()
 
 
 # What was found
@@ -481,9 +480,8 @@ def as_bytes(pictures: Tensor) -> list[list[int]]:
 
 def iterations_to(results: Results, model: str, other: str, d: int) -> np.ndarray:
     """For each seed the iteration at which a model has the likelihood with which another ends."""
-    found = []
-    histories = results.histories
-    for one, end in zip(histories[f"{model} d{d}"], histories[f"{other} d{d}"], strict=True):
+    found, both = [], (results.histories[f"{name} d{d}"] for name in (model, other))
+    for one, end in zip(*both, strict=True):
         level = float(end["held_out"][-1])
         below = np.flatnonzero(one["held_out"].values <= level)
         found.append(float(one["evaluation"][below[0]]) if below.size else np.inf)
@@ -603,29 +601,21 @@ def report(flags: RwpoDigits, tools: Tools, results: Results) -> str:
         "s per iteration": column("seconds", lambda value: f"{value / flags.iterations:.3f}"),
     }
     floors = [
-        {
-            "d": str(d),
-            "mean squared error of a pixel": f"{known.error:.4f}",
-            "Fréchet: training digits": f"{known.floors['training digits']:.1f}",
-            "Fréchet: their reconstructions": f"{known.floors['reconstructed']:.1f}",
-            "Fréchet: Gaussian": f"{known.floors['gaussian']:.1f}",
-            "NLL: Gaussian": f"{known.floors['gaussian nll']:.2f}",
-        }
+        {"d": str(d), "mean squared error of a pixel": f"{known.error:.4f}",
+         "Fréchet: training digits": f"{known.floors['training digits']:.1f}",
+         "Fréchet: their reconstructions": f"{known.floors['reconstructed']:.1f}",
+         "Fréchet: Gaussian": f"{known.floors['gaussian']:.1f}",
+         "NLL: Gaussian": f"{known.floors['gaussian nll']:.2f}"}
         for d, known in tools.latents.items()
-    ]
+    ]  # fmt: skip
     attention = [
-        {
-            "d": str(d),
-            "coordinates": form,
-            "beta": f"{at.beta:.3g}",
-            "weight of itself": f"{at.self_weight:.3f}",
-            "ESS of the others": f"{at.ess:.2f}",
-            "variance explained": f"{100 * at.explained:.0f} %",
-        }
+        {"d": str(d), "coordinates": form, "beta": f"{at.beta:.3g}",
+         "weight of itself": f"{at.self_weight:.3f}", "ESS of the others": f"{at.ess:.2f}",
+         "variance explained": f"{100 * at.explained:.0f} %"}
         for d, known in tools.latents.items()
         for form, found in known.interaction.items()
         for at in (found["paper"], found["chosen"])
-    ]
+    ]  # fmt: skip
     parts = [
         f"{networks.caption(flags, flags.seeds, results, tools.source)} {flags.iterations} "
         f"iterations of batch {flags.batch} (and {flags.tokens} tokens as context), {flags.steps} "
@@ -646,6 +636,95 @@ def report(flags: RwpoDigits, tools: Tools, results: Results) -> str:
     return "\n\n".join(parts)
 
 
+# Figures
+# -------
+
+LABELS = {name: name for name in ("OT-Flow", "corrected", "with itself", "late layer")} | {
+    name: f"{name} (no density)" for name in ("printed", "printed exact")
+}
+
+
+def figures(flags: RwpoDigits, results: Results) -> dict[str, study.Figure]:
+    """Pictures of digits, learning curves, and the attention against beta."""
+    tools = prepare(flags)
+    curves = {
+        f"d = {d}": {text: results.histories.get(f"{m} d{d}", []) for m, text in LABELS.items()}
+        for d in tools.latents
+    }
+    colours = dict(zip(LABELS.values(), COLOURS, strict=False))
+    learning = learning_curves(curves, "held_out", "Held-out negative log likelihood", colours)
+    for axis, known in zip(learning.axes, tools.latents.values(), strict=False):
+        level = known.floors["gaussian nll"]
+        axis.axhline(level, color="k", lw=0.8, ls=":")
+        axis.annotate("Gaussian", (0, level), fontsize=7)
+        axis.set_ylim(top=2 * level)
+    found = {"learning_curves": learning, "attention": attention(tools)}
+    for d, known in tools.latents.items():
+        named = {model: results.records.get(f"{model} d{d}", [{}])[0] for model in LABELS}
+        shown = {model: record for model, record in named.items() if "pictures" in record}
+        if shown:
+            rows = known.pictures | {m: record["pictures"] for m, record in shown.items()}
+            found[f"samples_d{d}"] = strips(rows, tools.side)
+            found[f"interpolation_d{d}"] = squares(shown, tools.side)
+    return found
+
+
+@style()
+def strips(rows: dict[str, Any], side: int) -> study.Figure:
+    """Held-out digits, their reconstructions, and samples of every model, a row each."""
+    figure, axes = grid(len(rows), 1, PAGE, 0.47 * len(rows))
+    for axis, (label, pictures) in zip(axes[:, 0], rows.items(), strict=True):
+        images = np.array(pictures).reshape(-1, side, side)
+        picture(axis, np.concatenate(list(images), axis=1))
+        axis.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7)
+    return figure
+
+
+@style()
+def squares(shown: dict[str, Record], side: int) -> study.Figure:
+    """Interpolations, a square for each model; the corners are held-out digits."""
+    figure, axes = grid(1, len(shown), PAGE, PAGE / len(shown) + 0.3)
+    for axis, (label, record) in zip(axes[0], shown.items(), strict=True):
+        many = round(len(record["interpolation"]) ** 0.5)
+        images = np.array(record["interpolation"]).reshape(many, many, side, side)
+        picture(axis, images.transpose(0, 2, 1, 3).reshape(many * side, many * side))
+        axis.set_title(label)
+    return figure
+
+
+def picture(axis: Any, values: np.ndarray) -> None:
+    """Draw grey values without axes."""
+    axis.imshow(values, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    axis.set(xticks=[], yticks=[])
+    axis.spines[:].set_visible(False)
+
+
+@style()
+def attention(tools: Tools) -> study.Figure:
+    """Effective sample size and weight of a token itself against beta."""
+    panels = {
+        "ess": "ESS of the other tokens",
+        "self_weight": "Weight of itself",
+        "explained": "Variance explained",
+    }
+    figure, axes = grid(1, len(panels), PAGE, 2.6)
+    for axis, (key, label) in zip(axes[0], panels.items(), strict=True):
+        for place, (d, known) in enumerate(tools.latents.items()):
+            for form, dash in (("standardised", "-"), ("whitened", "--")):
+                found = known.interaction[form]["along"]
+                betas, values = [at.beta for at in found], [getattr(at, key) for at in found]
+                axis.plot(betas, values, dash, color=COLOURS[place + 1], label=f"d = {d}, {form}")
+        axis.set_xscale("log")
+        axis.axvline(PAPER_BETA, color="k", lw=0.8, ls=":")
+        axis.set(xlabel="beta (h = 1/48)", ylabel=label)
+    axes[0, 0].set_yscale("log")
+    axes[0, 0].axhline(ENOUGH, color="k", lw=0.8, ls=":")
+    axes[0, 0].set_ylim(0.9)
+    axes[0, 2].set_ylim(0.0, 1.0)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
 EXPERIMENT = networks.Experiment(
     name=NAME,
     models=lambda flags: {
@@ -654,14 +733,9 @@ EXPERIMENT = networks.Experiment(
         for model, options in MODELS.items()
         if not too_far(options, flags.steps)
     },
-    load=prepare,
-    plan=plan,
-    measure=measure,
-    numbers=SCALARS,
-    text=report,
-    findings=findings,
-    figures=lambda flags, results: figures(prepare(flags), results, ENOUGH),
-)
+    load=prepare, plan=plan, measure=measure, numbers=SCALARS,
+    text=report, findings=findings, figures=figures,
+)  # fmt: skip
 
 
 def main() -> None:

@@ -16,19 +16,21 @@ Operator with L1 Prior", 2025.
 from __future__ import annotations
 
 import functools
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import tyro
-from _rwpo import PUBLISHED, SinglePrecision, check_names, check_near, make_flow, rows_of
-from _rwpo_inverse import curves, fields, histograms
+from _rwpo import SinglePrecision, check_names, check_near, learning_curves, make_flow, rows_of
 from numpy.typing import NDArray
 
 from wflow import InputError, nets, study
 from wflow.cli import script
+from wflow.plots.figure import PAGE, grid, style
 from wflow.sampling import forward, reference
 from wflow.study import networks
 from wflow.study.networks import Record, Results, Run, Trained
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
 FloatArray = NDArray[np.float64]
+PUBLISHED = Path(__file__).parents[1] / "published" / "rwpo.json"
 LAM = 2.0
 
 
@@ -127,7 +130,6 @@ class RwpoInverse(SinglePrecision):
     models: tuple[str, ...] = tuple(MODELS)
     """Models to train for each problem."""
     seeds: study.Count = 3
-    """Number of training runs of each model, with seeds 0, 1, ..."""
     steps: networks.Steps = 48
     """Steps n_t of the flows."""
     iterations: study.Count = 12_001
@@ -259,8 +261,8 @@ def network(flags: RwpoInverse, known: Data, model: Model, seed: int) -> Any:
     if options is None or own:
         return make_flow(phi, flags.steps, options)
     flow = make_flow(phi, flags.steps, options | {"tokens": flags.tokens})
-    rows = slice(-flags.tokens, None)
-    flow.set_context(*tensors(known.train.x[rows], known.summary(known.train.y[rows])))
+    x, y = (part[-flags.tokens :] for part in (known.train.x, known.train.y))
+    flow.set_context(*tensors(x, known.summary(y)))
     return flow
 
 
@@ -416,9 +418,8 @@ def measure(
     errors = []
     for k, (sample, right) in enumerate(zip(drawn, exact["draws"], strict=True)):
         values, vectors = np.linalg.eigh(np.cov(right.T))
-        kept = vectors[:, values < 0.5 * prior]
-        if not kept.shape[1]:
-            kept = vectors[:, :1]
+        narrow = values < 0.5 * prior
+        kept = vectors[:, narrow] if narrow.any() else vectors[:, :1]
         mine, theirs = sample @ kept, right @ kept
         gap = (mine.mean(0) - theirs.mean(0)) / theirs.std(0)
         ratio = np.log(mine.std(0) / theirs.std(0))
@@ -560,13 +561,127 @@ def report(flags: RwpoInverse, data: dict[str, Data], results: Results) -> str:
             f"{first['reference_l1']:.3g}:\n\n{study.markdown_table(table)}"
         )
     if "impedance" in problems:
-        without, with_it = (", ".join(f"{value:g}" for value in PUBLISHED["Figure 6"][key])
-                            for key in ("without", "with"))  # fmt: skip
+        printed = json.loads(PUBLISHED.read_text(encoding="utf-8"))["Figure 6"]
+        without, with_it = (
+            ", ".join(f"{v:g}" for v in printed[key]) for key in ("without", "with")
+        )
         parts.append(
             "Published relative L1 errors of three inclusions (figure 6), per cent: without "
             f"attention {without}; with it {with_it}."
         )
     return "\n\n".join(parts)
+
+
+COLOURS = {
+    "ot-flow": "#0072B2",
+    "sparse": "#D55E00",
+    "itself": "#8B4000",
+    "first": "#CC79A7",
+    "attracting": "#882255",
+    "ot-flow-kl": "#56B4E9",
+    "sparse-kl": "#E69F00",
+    "itself-kl": "#B8860B",
+    "printed-kl": "0.3",
+    "printed-exact-kl": "0.5",
+    "printed-laplace-kl": "0.7",
+    "supervised": "#009E73",
+    "printed-exact-supervised": "#66A61E",
+    "itself-supervised": "#1B9E77",
+}
+
+
+def curves(problems: Mapping[str, Results]) -> study.Figure:
+    """Held-out negative log likelihood over the training, one panel for each problem."""
+    shown = [m for m in COLOURS if not m.startswith("printed") and "supervised" not in m]
+    panels = {
+        problem: {model: results.histories.get(model, []) for model in shown}
+        for problem, results in problems.items()
+    }
+    figure = learning_curves(panels, "validation", "Held-out NLL", COLOURS)
+    for axis, drawn in zip(figure.axes, panels.values(), strict=False):
+        values = [run["validation"].values for runs in drawn.values() for run in runs]
+        least = min((float(np.nanmin(v)) for v in values), default=np.inf)
+        most = max((float(np.nanmax(v[:1])) for v in values), default=-np.inf)
+        if np.isfinite(least) and np.isfinite(most):
+            axis.set_ylim(least - 0.05 * (most - least), most + 0.3 * (most - least))
+    return figure
+
+
+@style()
+def histograms(problems: Mapping[str, Results]) -> study.Figure:
+    """Rank histograms of the informed directions, first seed; cut bars say their height."""
+    ranks = {
+        problem: {model: np.sum(runs[0]["ranks"], axis=0) for model, runs in part.records.items()
+                  if runs[0]["ranks"] is not None}
+        for problem, part in problems.items()
+    }  # fmt: skip
+    columns = max(map(len, ranks.values()))
+    figure, axes = grid(len(ranks), columns, PAGE, 1.3 * len(ranks) + 0.5)
+    for row, (problem, own) in zip(axes, ranks.items(), strict=True):
+        for axis, (model, counts) in zip(row, own.items(), strict=False):
+            share = counts / counts.sum() * len(counts)
+            axis.bar(range(len(share)), share, width=0.9, color=COLOURS[model])
+            for place in np.flatnonzero(share > 3):
+                axis.text(place, 2.95, f"{share[place]:.1f}", ha="center", va="top", fontsize=5)
+            axis.axhline(1.0, color="0.3", linewidth=0.8)
+            axis.set(ylim=(0, 3), xticks=[])
+            axis.set_title(model, fontsize=7)
+        row[0].set_ylabel(problem)
+        for axis in row[len(own) :]:
+            axis.set_visible(False)
+    return figure
+
+
+@style()
+def fields(problem: str, known: Data, reference: np.ndarray, results: Results) -> study.Figure:
+    """Posterior of one data set: the reference beside flows without and with attention."""
+    wanted = ("ot-flow", "sparse", "itself", "ot-flow-kl", "printed-exact-kl")
+    first = {name: results.records[name][0]["draws"] for name in wanted if name in results.records}
+    shown = {"reference": reference}
+    shown |= {name: np.array(draws) for name, draws in first.items() if draws is not None}
+    truth = known.field(known.check.x[:1])[0]
+    model: Any = known.problem.model
+    if problem == "impedance":
+        n = model.cells
+        figure, axes = grid(2, len(shown) + 1, PAGE, 3.0)
+        span = {"vmin": truth.min(), "vmax": truth.max()}
+
+        def image(axis: Any, values: np.ndarray, title: str, **look: Any) -> None:
+            axis.imshow(values.reshape(n, n).T, origin="lower", extent=(0, 1, 0, 1), **look)
+            axis.set_title(title, fontsize=7)
+            axis.set(xticks=[], yticks=[])
+
+        image(axes[0, 0], truth, "truth", **span)
+        axes[1, 0].set_visible(False)
+        for k, (name, x) in enumerate(shown.items(), 1):
+            mean = known.field(x).mean(0)
+            error = np.abs(mean - truth).sum() / np.abs(truth).sum()
+            image(axes[0, k], mean, name, **span)
+            image(axes[1, k], np.abs(mean - truth), f"error {100 * error:.3g} %",
+                  vmin=0, vmax=0.2 * truth.max(), cmap="magma")  # fmt: skip
+        return figure
+    figure, axes = grid(1, len(shown), PAGE, 2.2)
+    for axis, (name, x) in zip(axes.flat, shown.items(), strict=True):
+        values = known.field(x)
+        if problem == "elliptic":
+            axis.plot(model.grid, values[:40].T, color="#E69F00", linewidth=0.3, alpha=0.5)
+            axis.plot(model.grid, values.mean(0), color="#B22222")
+            axis.plot(model.grid, truth, color="0.1", linestyle=":")
+            room = 0.4 * np.ptp(truth)
+            axis.set(xlabel="s", ylim=(truth.min() - room, truth.max() + room))
+        else:
+            looks = {r"$\sigma$": "#0072B2", "$r$": "#E69F00", r"$\beta$": "#009E73"}
+            for k, (label, colour) in enumerate(looks.items()):
+                ratio = values[:, k] / model.centre[k]
+                axis.hist(ratio, bins=np.linspace(0.5, 1.6, 56), density=True, color=colour,
+                          alpha=0.6, label=label)  # fmt: skip
+                axis.axvline(truth[k] / model.centre[k], color=colour, linestyle="--", linewidth=1)
+            axis.set_xlabel("Parameter / centre")
+        axis.set_title(name, fontsize=8)
+    if problem == "lorenz":
+        handles, texts = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, texts, loc="outside lower center", ncols=len(texts))
+    return figure
 
 
 def figures(flags: RwpoInverse, results: Results) -> dict[str, Any]:
@@ -588,14 +703,9 @@ def decide(flags: RwpoInverse, _: dict[str, Data], results: Results) -> list[stu
 EXPERIMENT = networks.Experiment(
     name="rwpo_inverse",
     models=lambda flags: {f"{p} {m}": (p, m) for p in flags.problem for m in flags.models},
-    load=load,
-    plan=plan,
-    measure=measure,
-    numbers=NUMBERS,
-    text=report,
-    findings=decide,
-    figures=figures,
-)
+    load=load, plan=plan, measure=measure, numbers=NUMBERS,
+    text=report, findings=decide, figures=figures,
+)  # fmt: skip
 
 
 def main() -> None:

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from _rwpo import check_names
-from _rwpo_operator import figures
+from _rwpo import check_names, plain_ticks
 from numpy.typing import NDArray
 
 from wflow import fits, sampling, study
 from wflow._core.checks import whole
 from wflow.cli import script
+from wflow.plots.figure import PAGE, grid, style, time_axis
 from wflow.study import Finding
 
 Array = NDArray[np.floating[Any]]
@@ -133,7 +133,7 @@ def mixture(x: Array) -> Array:
     return 0.5 * gaussian(1.5, 0.5)(x) + 0.5 * gaussian(-1.0, 0.4)(x)
 
 
-def grid(length: float, cells: int) -> tuple[Array, Array, float]:
+def equal_cells(length: float, cells: int) -> tuple[Array, Array, float]:
     """Edges, centres and width of equal cells on [-length, length]; 0 is an edge."""
     edges = np.linspace(-length, length, cells + 1)
     return edges, (edges[1:] + edges[:-1]) / 2, 2 * length / cells
@@ -181,19 +181,17 @@ def rows(values: Any, style: str, dims: Mapping[str, Any]) -> list[Row]:
     return found
 
 
-def inverses(steps: Sequence[float]) -> list[str]:
-    """Steps as fractions 1/n."""
-    return [f"1/{1 / h:.0f}" for h in steps]
-
-
 def evolved(
     start: Any, potential: Any, edges: Array, times: Any, dt: float, beta: float, **how: Any
 ) -> Array:
     """Densities (times, cells) by the Fokker-Planck equation."""
-    run = sampling.evolve_density(
-        start, potential, edges=edges, times=times, dt=dt, beta=beta, **how
-    )
-    return np.asarray(run.density.values)
+    how |= {"edges": edges, "times": times, "dt": dt, "beta": beta}
+    return np.asarray(sampling.evolve_density(start, potential, **how).density.values)
+
+
+def well(variance: float, lam: float) -> Function:
+    """The potential x^2/(2 variance) + lam |x|."""
+    return lambda x: x**2 / (2 * variance) + lam * np.abs(x)
 
 
 def transported(
@@ -418,9 +416,8 @@ def plane(out: Part, flags: RwpoOperator) -> None:
     far = np.min(np.abs(x), axis=1) > 0.75
     found = []
     for h in steps:
-        laplace, other = (
-            beta / (2 * h) * mean_errors(x, nodes, log_density, h=h, beta=beta, prior=prior)
-        )
+        gaps = mean_errors(x, nodes, log_density, h=h, beta=beta, prior=prior)
+        laplace, other = beta / (2 * h) * gaps
         found.append([laplace.max(), other.max(), laplace[far].max()])
     errors, printed, away = np.transpose(found)
     out.table("Largest error of the score over a mixture of three Gaussians in the plane, lambda "
@@ -462,7 +459,7 @@ def proximal_map(out: Part, _: RwpoOperator) -> None:
 def equilibrium(out: Part, flags: RwpoOperator) -> None:
     """Which drift has the law rho* as its equilibrium."""
     beta, times = 2.0, np.array([0.0, 1.0, 10.0, 100.0])
-    edges, x, width = grid(6.0, flags.cells)
+    edges, x, width = equal_cells(6.0, flags.cells)
     target = normalised(mixture(x), width)
     log = np.log(target)
     drifts = {"-log rho*, as printed": -log, "log rho*": log, "beta^-1 log rho*": log / beta}
@@ -511,7 +508,7 @@ def lemma(out: Part, flags: RwpoOperator) -> None:
         return 2 / beta * (log - 0.5 * np.log(4 * np.pi * left / beta))
 
     def cost(drift: Callable[[Array, float], Array], cells: int) -> tuple[float, Array, Array]:
-        edges, x, width = grid(6.0, cells)
+        edges, x, width = equal_cells(6.0, cells)
         times = np.linspace(0, h, cells // 4 + 1)
         density, energy = transported(mixture, drift, edges, times, beta)
         return energy + lam * float(np.sum(np.abs(x) * density) * width), x, density
@@ -550,11 +547,9 @@ def lemma(out: Part, flags: RwpoOperator) -> None:
 Potential = tuple[Function, Function, Function]
 POTENTIALS: dict[str, Potential] = {  # with their first and second derivatives
     "abs x": (np.abs, np.ones_like, np.zeros_like),
-    "log(2 cosh x)": (
-        lambda x: np.logaddexp(x, -x), np.tanh, lambda x: 1 / np.cosh(x) ** 2,
-    ),
+    "log(2 cosh x)": (lambda x: np.logaddexp(x, -x), np.tanh, lambda x: 1 / np.cosh(x) ** 2),
     "x^2/2": (lambda x: x**2 / 2, lambda x: x, np.ones_like),
-}  # fmt: skip
+}
 
 
 def jko_step(edges: Array, density: Array, psi: Potential, h: float, beta: float) -> Array:
@@ -596,7 +591,7 @@ def jko(out: Part, flags: RwpoOperator) -> None:
     """Distance of the operator to a JKO step."""
     beta, steps = 1.0, [0.1, 0.05, 0.025, 0.0125]
     length, half = 7.0, int(1.75 * flags.cells)
-    both, at, _ = grid(length, 2 * half)
+    both, at, _ = equal_cells(length, 2 * half)
     edges = np.linspace(0, length, half + 1)
     nodes = np.linspace(-9, 9, 2 * (15 * flags.cells // 8) + 1)
     start = gaussian(0.0, np.sqrt(0.5))
@@ -647,14 +642,12 @@ def jko(out: Part, flags: RwpoOperator) -> None:
 def scheme(out: Part, flags: RwpoOperator) -> None:
     """Steps (12) of many particles in one dimension against the Fokker-Planck equation."""
     beta, end, start = 2.0, 1.0, gaussian(1.0, 0.7)
-    edges, x, width = grid(8.0, flags.cells)
+    edges, x, width = equal_cells(8.0, flags.cells)
     share = (np.arange(flags.particles) + 0.5) / flags.particles
     cumulative = np.append(0, np.cumsum(start(x)) * width)
     first = np.interp(share, cumulative / cumulative[-1], edges)
     cases: dict[str, tuple[Any, Any, Function]] = {
-        "abs x, published": ("published", sampling.L1(1.0), np.abs),
-        "abs x, laplace": ("laplace", sampling.L1(1.0), np.abs),
-        "abs x, exact": ("exact", sampling.L1(1.0), np.abs),
+        **{f"abs x, {kernel}": (kernel, sampling.L1(1.0), np.abs) for kernel in KERNELS[::-1]},
         "log(2 cosh x), exact": ("exact", SMOOTH, lambda y: np.logaddexp(y, -y)),
         "0, exact": ("exact", sampling.NoPrior(), np.zeros_like),
     }
@@ -669,18 +662,18 @@ def scheme(out: Part, flags: RwpoOperator) -> None:
             for _ in range(count):
                 y = half_step(y - h * y, prior, h, kernel, beta)
             gap = np.sort(y[:, 0]) - target
-            found.append([np.mean(np.abs(gap)), np.sqrt(np.mean(gap**2)),
-                          abs(np.mean(y**2) - np.mean(target**2))])  # fmt: skip
+            second = abs(np.mean(y**2) - np.mean(target**2))
+            found.append([np.mean(np.abs(gap)), np.sqrt(np.mean(gap**2)), second])
         errors[name] = np.array(found).T
         orders[name] = [rate([1 / n for n in steps[:k]], e[:k])
                         for e, k in zip(errors[name], (4, 4, 3), strict=True)]  # fmt: skip
     names = {"psi, kernel": list(cases)}
-    out.table(f"Error at t = 1 against Fokker-Planck, {flags.particles} particles, phi = -x^2/2, "
-              "beta = 2, from N(1, 0.49); exponents in h:",
-              rows([e[0] for e in errors.values()], ".2e",
-                   names | {"W1, h": [f"1/{n}" for n in steps]}),
-              rows(list(orders.values()), ".2f",
-                   names | {"": ["exponent", "of W2", "of E x^2"]}))  # fmt: skip
+    out.table(
+        f"Error at t = 1 against Fokker-Planck, {flags.particles} particles, phi = -x^2/2, "
+        "beta = 2, from N(1, 0.49); exponents in h:",
+        rows([e[0] for e in errors.values()], ".2e", names | {"W1, h": [f"1/{n}" for n in steps]}),
+        rows(list(orders.values()), ".2f", names | {"": ["exponent", "of W2", "of E x^2"]}),
+    )
     out.variables["scheme_error"] = (("scheme", "quantity", "steps"), list(errors.values()),
                                      "error at t = 1 against Fokker-Planck")  # fmt: skip
     out.coords = {"scheme": (list(cases), "potential and interaction"), "steps": (steps, "steps"),
@@ -703,9 +696,8 @@ def scheme(out: Part, flags: RwpoOperator) -> None:
 
 def jacobians(x: Array, context: Array, prior: Any, h: float, kernel: Any) -> tuple[Array, Array]:
     """DS (n, d, 1) and DM (n, d, d) of attention over a context that does not move, beta = 1."""
-    found = sampling.attention_mean(
-        x, context, h=h, beta=1.0, prior=prior, kernel=kernel, covariance=True
-    )
+    given: dict[str, Any] = {"h": h, "beta": 1.0, "prior": prior, "kernel": kernel}
+    found = sampling.attention_mean(x, context, covariance=True, **given)
     slope = prior.prox_derivative(x, h)
     scale = (1 - slope if kernel == "published" else np.ones_like(slope)) / (2 * h)
     assert found.covariance is not None
@@ -751,11 +743,10 @@ def inverse(out: Part, flags: RwpoOperator) -> None:
                max(shares) == 0)  # fmt: skip
     context, least, worst = rng.normal(size=(flags.tokens // 2, 2)), np.inf, 0.0
     for lam, h, kernel in ((2.0, 1 / 8, "exact"), (2.0, 1 / 48, "exact"), (0.5, 1 / 8, "laplace")):
-        given: dict[str, Any] = {"h": h, "prior": sampling.L1(lam), "kernel": kernel}
-        slope, matrix = jacobians(x, context, **given)
+        given: dict[str, Any] = {"h": h, "beta": 1.0, "prior": sampling.L1(lam), "kernel": kernel}
+        slope, matrix = jacobians(x, context, given["prior"], h, kernel)
         gradient = np.eye(2) * (1 - 0.5 * slope) + 0.5 * matrix
         least = min(least, float(np.linalg.eigvalsh(gradient).min()))
-        given["beta"] = 1.0
         y = sampling.backward(x, context, **given)
         worst = max(worst, largest(sampling.backward_inverse(y, context, **given) - x))
     out.decide("corrected: B(x) = x - [S(x) - M(x; C)]/2 with a context C of other tokens has an "
@@ -840,7 +831,7 @@ def self_weights(out: Part, flags: RwpoOperator) -> None:
     out.table("Mean weight of a token in its own attention, and median effective sample size, "
               f"{flags.tokens} tokens N(0, I), lambda = 2, beta = 1; estimate: 1/(1 + N (1 + "
               "beta/h)^(-d/2)):",
-              *(rows(values, style, {"d": dims, f"{name}, h": inverses(steps)})
+              *(rows(values, style, {"d": dims, f"{name}, h": ["1/8", "1/48"]})
                 for name, (values, style) in columns.items()))  # fmt: skip
     along = ("d", "h_layer")
     out.variables["self_weight"] = (along, weights, "mean weight of a token in its own attention")
@@ -904,12 +895,10 @@ def dissipation(out: Part, flags: RwpoOperator) -> None:
     times, apart = np.array([0.1, 0.5, 1.0, 2.0, 4.0]), 1e-3
     beta, lam, errors = 2.0, 1.0, []
     for cells in sizes:
-        edges, x, width = grid(14.0, cells)
+        edges, x, width = equal_cells(14.0, cells)
         target = normalised(STANDARD(x), width)
-        laws = evolved(
-            gaussian(1.0, 2.0), lambda y: y**2 / (2 * beta) + lam * np.abs(y), edges,
-            around(times, apart), 1e-3, beta,
-        )  # fmt: skip
+        start, at = gaussian(1.0, 2.0), around(times, apart)
+        laws = evolved(start, well(beta, lam), edges, at, 1e-3, beta)
         divergence, fisher, aligned = np.transpose([entropies(p, target, x) for p in laws])
         slope = (divergence[2::3] - divergence[::3]) / (2 * apart)
         signs = aligned[1::3]
@@ -983,17 +972,15 @@ def bound(y0: float, t: Any, lam: float, gamma: Any, beta: float, printed: bool)
 @part("Proposition 4")
 def convergence(out: Part, flags: RwpoOperator) -> None:
     """Proposition 4 and condition (27) along the flow, for rho* = N(0, 1)."""
-    edges, x, width = grid(14.0, flags.cells)
+    edges, x, width = equal_cells(14.0, flags.cells)
     target = normalised(STANDARD(x), width)
     times = np.linspace(0, 8, 161)
     cases = [(4.0, 0.0, 3.0, 1.0), (1.0, 0.5, 0.0, 3.0), (1.0, 2.0, 0.0, 3.0), (4.0, 0.5, 0.0, 3.0)]
     cases += [(0.5, 0.5, 0.0, 3.0), (4.0, 0.0, 0.0, 3.0)]
     table, holds, fails, rises, curves = [], [], [], [], []
     for beta, lam, mean, deviation in cases:
-        laws = evolved(
-            gaussian(mean, deviation), lambda y, b=beta, v=lam: y**2 / (2 * b) + v * np.abs(y),
-            edges, times, 2 / flags.steps, beta,
-        )  # fmt: skip
+        start = gaussian(mean, deviation)
+        laws = evolved(start, well(beta, lam), edges, times, 2 / flags.steps, beta)
         y, fisher, aligned = np.transpose([entropies(p, target, x) for p in laws])
         ratio = aligned / np.sqrt(np.maximum(fisher, 1e-300))
         gamma = np.minimum.accumulate(ratio) if lam else np.zeros_like(y)
@@ -1038,17 +1025,15 @@ def convergence(out: Part, flags: RwpoOperator) -> None:
 @part("Proposition 5")
 def moments(out: Part, flags: RwpoOperator) -> None:
     """Proposition 5."""
-    beta = 2.0
+    beta, start = 2.0, gaussian(1.0, 1.5)
     lams, apart, times = [0.0, 0.25, 0.5, 1.0, 2.0], 1e-3, np.array([0.1, 0.5, 1.0, 2.0])
     errors: list[float] = []
     for cells in (flags.cells // 2, flags.cells):
-        edges, x, width = grid(12.0, cells)
+        edges, x, width = equal_cells(12.0, cells)
         second, gaps = [], []
         for lam in lams:
-            p = width * evolved(
-                gaussian(1.0, 1.5), lambda y, v=lam: y**2 / 2 + v * np.abs(y), edges,
-                around(times, apart), 1e-3, beta,
-            )  # fmt: skip
+            laws = evolved(start, well(1.0, lam), edges, around(times, apart), 1e-3, beta)
+            p = width * laws
             m2, m1 = p @ x**2, p @ np.abs(x)
             slope = (m2[2::3] - m2[::3]) / (2 * apart)
             gaps.append(largest(slope - (-2 * lam * m1[1::3] - 2 * m2[1::3] + 2 / beta)))
@@ -1125,7 +1110,7 @@ def tilted(flags: RwpoOperator, noise: float) -> tuple[float, float, float]:
 def optimality(out: Part, flags: RwpoOperator) -> None:
     """The terminal condition of (32), (33) and (41), by derivatives of the objective (1)."""
     beta, end = 2.0, 1.0
-    edges, x, width = grid(6.0, flags.cells // 4)
+    edges, x, width = equal_cells(6.0, flags.cells // 4)
     first = normalised(STANDARD(x), width)
     target = normalised(0.5 * gaussian(1.2, 0.5)(x) + 0.5 * gaussian(-1.0, 0.6)(x), width)
     matrix = np.diag(np.ones(x.size - 1), 1) + np.diag(np.ones(x.size - 1), -1)
@@ -1162,17 +1147,14 @@ def optimality(out: Part, flags: RwpoOperator) -> None:
     }
     terminals = {"rho*/rho_T": phi, "-rho*/rho_T": -phi, "0": 0 * phi}
     worth = [objective(terminal, changes["x"], 0.0) for terminal in terminals.values()]
-    slopes = [
-        [(objective(terminal, c, 0.01) - objective(terminal, c, -0.01)) / 0.02
-         for c in changes.values()]
-        for terminal in terminals.values()
-    ]  # fmt: skip
+    pairs = product(terminals.values(), changes.values())
+    slopes = [(objective(*pair, 0.01) - objective(*pair, -0.01)) / 0.02 for pair in pairs]
     names = {"Phi_T": list(terminals)}
     out.table("Objective (1) of the drift grad Phi, and its derivatives along changes of the "
               "potential (N(0, 1) to a mixture, T = 1, beta = 2):",
               rows(worth, ".4f", names | {"": ["objective (1)"]}),
               rows(slopes, ".1e", names | {"": list(changes)}))  # fmt: skip
-    right, wrong = np.abs(slopes[:2])
+    right, wrong, _ = np.abs(slopes).reshape(3, -1)
     out.decide("the optimum has Phi_T = rho*/rho_T", "eqs. 32, 33",
                f"derivatives of the objective {text(right, '.0e')}, objective {worth[0]:.4f} "
                f"against {worth[2]:.4f} without drift", right.max() < 1e-3)  # fmt: skip
@@ -1266,6 +1248,90 @@ def supervised(out: Part, _: RwpoOperator) -> None:
                + "; in closed form 1/(1 + 2 weight)", [abs(factors[1.0] - 1) < 0.01])  # fmt: skip
 
 
+# Figures
+# -------
+
+COLOURS = ("#0b3c5d", "#c1440e", "#5c8a3a", "#8e6c8a", "0.5")
+NAMES = {"abs x": "$|x|$", "log(2 cosh x)": r"$\log(2\,\cosh\,x)$", "x^2/2": "$x^2/2$", "0": "0"}
+
+
+def operator_figure(table: study.Dataset) -> study.Figure:
+    """Error of the score in x, and the distance of the operator to a JKO step."""
+    figure, axes = grid(1, 2, PAGE, 2.9)
+    left, right = axes.flat
+    for kernel, dash in (("published", "--"), ("laplace", "-")):
+        for h, colour in zip(table["h"].values, COLOURS, strict=False):
+            error = np.maximum(table["score_error"].sel(kernel=kernel, h=h), 1e-12)
+            label = f"h = {h:g}" if kernel == "laplace" else None
+            left.semilogy(table["x"], error, dash, color=colour, linewidth=0.9, label=label)
+    left.set(xlabel="x", ylabel="Error of the score", ylim=(1e-6, 1e6),
+             title=r"$\lambda = 2$; solid: $S(y)$ in $U$, dashed: $S(x)$ as printed")  # fmt: skip
+    left.legend(loc="upper center", ncols=2)
+    for name, colour in zip(table["psi"].values, COLOURS, strict=False):
+        for norm, words, mark in (("L1", "density", "o-"), ("score", "score", "s:")):
+            values = table["jko_error"].sel(psi=name, norm=norm)
+            right.loglog(table["step"], values, mark, color=colour, markersize=3,
+                         label=f"{NAMES[name]}, {words}")  # fmt: skip
+    plain_ticks(right.xaxis, table["step"].values)
+    right.set(xlabel="Step h", title="Operator minus JKO step: $L^1$, largest score")
+    right.set_ylim(bottom=1e-6)
+    right.legend(loc="lower right")
+    return figure
+
+
+def layer_figure(table: study.Dataset) -> study.Figure:
+    """Error of the scheme against h, and self-weights against the dimension."""
+    figure, axes = grid(1, 2, PAGE, 2.9)
+    left, right = axes.flat
+    looks = zip(table["scheme"].values, ("s--", "^-", "o-", "v-", "d-"), COLOURS, strict=True)
+    for name, mark, colour in looks:
+        potential, kernel = name.split(", ")
+        values = table["scheme_error"].sel(scheme=name, quantity="W1")
+        left.loglog(1 / table["steps"], values, mark, color=colour, markersize=3,
+                    label=f"{NAMES[potential]}, {kernel}")  # fmt: skip
+    plain_ticks(left.xaxis, 1 / table["steps"].values, [f"1/{n}" for n in table["steps"].values])
+    left.set(xlabel="Step h", ylabel="$W_1$ to Fokker-Planck at t = 1")
+    left.set_ylim(top=500)
+    left.legend(loc="upper left", title=r"$\psi$, interaction", alignment="left")
+    for h, mark, colour in zip(table["h_layer"].values, ("o-", "s-"), COLOURS, strict=False):
+        right.semilogx(table["d"], table["self_weight"].sel(h_layer=h), mark, color=colour,
+                       markersize=3, label=f"h = 1/{1 / h:.0f}")  # fmt: skip
+    plain_ticks(right.xaxis, table["d"].values)
+    right.set(xlabel="Dimension d", ylabel="Weight of a token in its own attention")
+    right.legend(loc="lower right")
+    return figure
+
+
+def convergence_figure(table: study.Dataset) -> study.Figure:
+    """KL divergence over time with the bounds of Proposition 4."""
+    looks = {"KL": ("-", "black", 1.1, 1.0), "printed": ("--", COLOURS[1], 1.1, 1.0),
+             "corrected": ("-", COLOURS[0], 2.0, 0.6)}  # fmt: skip
+    figure, axes = grid(1, 3, PAGE, 2.6)
+    for axis, place in zip(axes.flat, (0, 1, 3), strict=True):
+        part = table["kl"].isel(case=place)
+        for curve, (dash, colour, width, alpha) in looks.items():
+            axis.semilogy(table["time"], np.maximum(part.sel(curve=curve), 1e-12), dash,
+                          color=colour, linewidth=width, alpha=alpha,
+                          label="KL" if curve == "KL" else f"(28) {curve}")  # fmt: skip
+        title = str(part["case"].values).replace("beta", r"$\beta$ =")
+        axis.set(ylim=(1e-3, 10), title=title.replace("lambda", r"$\lambda$ ="))
+        time_axis(axis)
+    axes.flat[0].set_ylabel(r"$\mathrm{KL}(\rho_t\,|\,\rho^*)$")
+    axes.flat[2].legend(loc="lower left")
+    return figure
+
+
+@style()
+def figures(table: study.Dataset) -> dict[str, study.Figure]:
+    """Those whose numbers have been computed."""
+    needed = {
+        "operator": (operator_figure, {"score_error", "jko_error"}),
+        "layer": (layer_figure, {"scheme_error", "self_weight"}),
+        "convergence": (convergence_figure, {"kl"}),
+    }
+    return {name: draw(table) for name, (draw, keys) in needed.items() if keys <= set(table)}
+
+
 # Report
 # ------
 
@@ -1295,12 +1361,8 @@ def main() -> None:
             {key: value for found in parts for key, value in found.coords.items()},
         )
         findings = [finding for found in parts for finding in found.findings]
-        session.finish(
-            table=table,
-            text=report(parts),
-            findings=findings if flags.preset != "smoke" else [],
-            figures=figures(table),
-        )
+        shown = findings if flags.preset != "smoke" else []
+        session.finish(table, report(parts), shown, figures(table))
 
 
 if __name__ == "__main__":

@@ -13,28 +13,29 @@ problems, arXiv 2502.16773. [RWPO] Han, Osher, Li, Sparse Transformer Architectu
 Wasserstein Proximal Operator with L1 Prior.
 """
 
+from __future__ import annotations
+
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from _rwpo_sampler import absorption_figure, against_gradients, bias_figure, report
+from _rwpo import plain_ticks
 from numpy.typing import NDArray
 
 from wflow import sampling, study
 from wflow.cli import script
+from wflow.plots.figure import PAGE, grid, legend_below, style
 from wflow.sampling import targets
 from wflow.study import Finding
 from wflow.study.frame import Verdict
 
-if TYPE_CHECKING:
-    from xarray import Dataset
-
 Array = NDArray[np.float64]
-
 SAMPLERS = ("brwp", "myula", "ula")
 REFERENCES = 4  # independent samples of every target
 BOUND = 0.05  # of beta lambda^2 h
@@ -86,7 +87,6 @@ class RwpoSampler(study.OutputFlags):
     threads: study.Count | None = None
     """Threads of the compiled functions; all by default. No number depends on it but the times."""
     out: study.Folder = Path("results/rwpo_sampler")
-    """Folder for run files, summary and figures."""
 
     def check(self) -> None:
         super().check()
@@ -142,7 +142,9 @@ def start(n: int, d: int, beta: float = 1.0) -> Array:
     return 2 / np.sqrt(beta) * np.random.default_rng(29).standard_normal((n, d))
 
 
-def run(flags: RwpoSampler, sampler: str, of: targets.Target, x0: Array, **how: Any) -> "Dataset":
+def run(
+    flags: RwpoSampler, sampler: str, of: targets.Target, x0: Array, **how: Any
+) -> study.Dataset:
     """A run of a sampler; what too large steps do is measured here, not warned of."""
     how |= {"beta": of.beta} | ({"threads": flags.threads} if sampler == "brwp" else {"seed": 41})
     with warnings.catch_warnings():
@@ -157,8 +159,7 @@ def ratio_of(variance: Array, exact: Array) -> Array:
     return np.mean(variance / exact, axis=-1)
 
 
-def sliced(x: Array, y: Array) -> float:
-    return sampling.sliced_w2(x, y, projections=64)
+sliced = partial(sampling.sliced_w2, projections=64)
 
 
 def floor(name: str, d: int, n: int, distance: Any, beta: float = 1.0) -> Array:
@@ -169,7 +170,7 @@ def floor(name: str, d: int, n: int, distance: Any, beta: float = 1.0) -> Array:
 
 def settled(
     flags: RwpoSampler, name: str, d: int, n: int, h: float, paths: int = 1
-) -> tuple["Dataset", Array]:
+) -> tuple[study.Dataset, Array]:
     """Runs of BRWP from exact samples on, and the variance over the exact one of each."""
     of = target(name, d)
     x0 = of.sample(paths * n, seed=5).reshape(paths, n, d)
@@ -181,7 +182,7 @@ def settled(
 # ----------------------
 
 
-def compare(flags: RwpoSampler, files: dict[str, Path], advance: Any) -> "Dataset":
+def compare(flags: RwpoSampler, files: dict[str, Path], advance: Any) -> study.Dataset:
     """The samplers at equal gradient evaluations, over targets, dimensions and steps."""
     budgets = np.array(flags.budgets)
     if_exists = "resume" if flags.resume else "overwrite" if flags.overwrite else "error"
@@ -199,8 +200,8 @@ def compare(flags: RwpoSampler, files: dict[str, Path], advance: Any) -> "Datase
             clouds = found["samples"].values[0]
             spread = found["sample_variance"].values[0, places]
             away = (found["sample_mean"].values[0, places] - mean) / np.sqrt(variance)
-            late = {key: np.nan for key in ("ess", "absorbed")}
-            late |= {key: float(found[key][0, -1]) for key in late if key in found}
+            late = {key: float(found[key][0, -1]) if key in found else np.nan
+                    for key in ("ess", "absorbed")}  # fmt: skip
         return {
             "sliced": np.array([[sliced(x, y) for y in refs] for x in clouds]),
             "w2": np.array([sampling.w2(clouds[-1], y) for y in refs[:2]]),
@@ -211,12 +212,8 @@ def compare(flags: RwpoSampler, files: dict[str, Path], advance: Any) -> "Datase
         }
 
     table = study.sweep(
-        {
-            "target": (flags.targets, "target"),
-            "d": (flags.dims, "dimension"),
-            "sampler": (SAMPLERS, "sampler"),
-            "step": (flags.steps, "step h in units of 1/L"),
-        },
+        {"target": (flags.targets, "target"), "d": (flags.dims, "dimension"),
+         "sampler": (SAMPLERS, "sampler"), "step": (flags.steps, "step h in units of 1/L")},
         measure,
         {
             "sliced": (("budget", "reference"), "sliced W2 to a sample of the target"),
@@ -227,23 +224,21 @@ def compare(flags: RwpoSampler, files: dict[str, Path], advance: Any) -> "Datase
             "ess": "effective tokens of the attention",
             "absorbed": "share of coordinates absorbed",
         },
-        {
-            "budget": (budgets, "gradient evaluations of every token"),
-            "reference": (np.arange(REFERENCES), "reference sample"),
-            "pair": (np.arange(2), "reference sample of w2"),
-        },
+        {"budget": (budgets, "gradient evaluations of every token"),
+         "reference": (np.arange(REFERENCES), "reference sample"),
+         "pair": (np.arange(2), "reference sample of w2")},
         advance,
-    )
+    )  # fmt: skip
 
     def floors(distance: Any) -> tuple[tuple[str, ...], list[list[Array]]]:
-        found = [[floor(name, d, flags.tokens, distance) for d in flags.dims]
-                 for name in flags.targets]  # fmt: skip
-        return ("target", "d", "floor_pair"), found
+        return ("target", "d", "floor_pair"), [
+            [floor(name, d, flags.tokens, distance) for d in flags.dims] for name in flags.targets
+        ]
 
     return table.assign(sliced_floor=floors(sliced), w2_floor=floors(sampling.w2))
 
 
-def bias(flags: RwpoSampler) -> "Dataset":
+def bias(flags: RwpoSampler) -> study.Dataset:
     """BRWP against h and the number of tokens, in the plane, from exact samples on."""
     paths, steps = 3, (0.1, 0.05, 0.025, 0.0125)
 
@@ -258,11 +253,8 @@ def bias(flags: RwpoSampler) -> "Dataset":
         }
 
     return study.sweep(
-        {
-            "smooth": (("gaussian", "laplace"), "target in the plane"),
-            "n": (flags.sweep, "number of tokens"),
-            "h": (steps, "step"),
-        },
+        {"smooth": (("gaussian", "laplace"), "target in the plane"),
+         "n": (flags.sweep, "number of tokens"), "h": (steps, "step")},
         measure,
         {
             "deficit": (("path",), "relative deficit of the variance"),
@@ -271,7 +263,7 @@ def bias(flags: RwpoSampler) -> "Dataset":
             "bias_floor": "sliced W2 of two samples of the target",
         },
         {"path": (np.arange(paths), "initial sample")},
-    )
+    )  # fmt: skip
 
 
 def mean_field_deficit(h: float) -> float:
@@ -283,7 +275,7 @@ def mean_field_deficit(h: float) -> float:
     return 1 - 2 * h * k / (1 - k) / (1 - h) ** 2
 
 
-def extrapolated(table: "Dataset", name: str) -> tuple[Array, NDArray[np.bool_]]:
+def extrapolated(table: study.Dataset, name: str) -> tuple[Array, NDArray[np.bool_]]:
     """Deficits for infinitely many tokens, linear in 1/ESS, and where they are resolved.
 
     The two largest numbers of tokens are extrapolated. A step is resolved where that changes the
@@ -295,7 +287,7 @@ def extrapolated(table: "Dataset", name: str) -> tuple[Array, NDArray[np.bool_]]
     return limit, np.abs(more - limit) < 0.5 * limit
 
 
-def interaction(flags: RwpoSampler) -> "Dataset":
+def interaction(flags: RwpoSampler) -> study.Dataset:
     """Effective sample size and variance of BRWP against the dimension."""
 
     def measure(d: int, n: int, h: float) -> dict[str, Any]:
@@ -303,20 +295,15 @@ def interaction(flags: RwpoSampler) -> "Dataset":
         return {"scale_ess": found["ess"].values[0, -1], "scale_variance": ratio[0]}
 
     return study.sweep(
-        {
-            "scale": (flags.scales, "dimension"),
-            "count": (flags.sweep[:2], "number of tokens"),
-            "h_scale": ((0.05, 0.025), "step"),
-        },
+        {"scale": (flags.scales, "dimension"), "count": (flags.sweep[:2], "number of tokens"),
+         "h_scale": ((0.05, 0.025), "step")},
         measure,
-        {
-            "scale_ess": "effective tokens of the attention",
-            "scale_variance": "variance over the exact one",
-        },
-    )
+        {"scale_ess": "effective tokens of the attention",
+         "scale_variance": "variance over the exact one"},
+    )  # fmt: skip
 
 
-def absorption(flags: RwpoSampler) -> "Dataset":
+def absorption(flags: RwpoSampler) -> study.Dataset:
     """Spread of clouds within |x_i| <= lambda h, where f = 0 and where f = |x|^2/2."""
     x0 = np.clip(0.2 * np.random.default_rng(3).standard_normal((300, 2)), -0.5, 0.5)
     of: dict[str, Any] = {"flat": np.zeros_like, "quadratic": lambda x: x}
@@ -329,17 +316,15 @@ def absorption(flags: RwpoSampler) -> "Dataset":
         return {"spread": np.sqrt(found["sample_variance"].values[0].mean(axis=-1))}
 
     return study.sweep(
-        {
-            "kernel": (("exact", "laplace", "published"), "kernel"),
-            "f": (tuple(of), "smooth part of the potential"),
-        },
+        {"kernel": (("exact", "laplace", "published"), "kernel"),
+         "f": (tuple(of), "smooth part of the potential")},
         measure,
         {"spread": (("k",), "spread of a cloud within lambda h")},
         {"k": (np.arange(flags.decay + 1), "step")},
-    )
+    )  # fmt: skip
 
 
-def temperature(flags: RwpoSampler) -> "Dataset":
+def temperature(flags: RwpoSampler) -> study.Dataset:
     """Variance and distance over the temperature, with beta lambda^2 constant or not."""
 
     def measure(beta: float) -> dict[str, Any]:
@@ -369,7 +354,7 @@ def temperature(flags: RwpoSampler) -> "Dataset":
     )
 
 
-def cost(flags: RwpoSampler) -> "Dataset":
+def cost(flags: RwpoSampler) -> study.Dataset:
     """Seconds of a step."""
 
     def measure(d: int, n: int, sampler: str) -> dict[str, float]:
@@ -382,17 +367,14 @@ def cost(flags: RwpoSampler) -> "Dataset":
         return {"seconds": best}
 
     return study.sweep(
-        {
-            "cost_d": (flags.dims, "dimension"),
-            "cost_n": (flags.sweep, "number of tokens"),
-            "cost_sampler": (SAMPLERS, "sampler"),
-        },
+        {"cost_d": (flags.dims, "dimension"), "cost_n": (flags.sweep, "number of tokens"),
+         "cost_sampler": (SAMPLERS, "sampler")},
         measure,
         {"seconds": "seconds of a step"},
-    )
+    )  # fmt: skip
 
 
-def best(table: "Dataset") -> "Dataset":
+def best(table: study.Dataset) -> study.Dataset:
     """The best step of every sampler and budget, chosen on two references, shown on the others.
 
     value, spread : mean and standard deviation of the sliced W2 over the other references
@@ -401,16 +383,14 @@ def best(table: "Dataset") -> "Dataset":
     import xarray
 
     half = REFERENCES // 2
-    chosen = table["sliced"].isel(reference=slice(half)).mean("reference").argmin("step")
-    kept = table["sliced"].isel(reference=slice(half, None)).isel(step=chosen)
-    return xarray.Dataset(
-        {
-            "value": kept.mean("reference"),
-            "spread": table["sliced_floor"].std("floor_pair"),
-            "chosen": table["step"].isel(step=chosen),
-            "ratio": table["variance"].isel(step=chosen),
-        }
-    )
+    place = table["sliced"].isel(reference=slice(half)).mean("reference").argmin("step")
+    of_step = table.isel(step=place)
+    return xarray.Dataset({
+        "value": of_step["sliced"].isel(reference=slice(half, None)).mean("reference"),
+        "spread": table["sliced_floor"].std("floor_pair"),
+        "chosen": of_step["step"],
+        "ratio": of_step["variance"],
+    })  # fmt: skip
 
 
 # What was found
@@ -423,7 +403,7 @@ def listed(values: Any, labels: Any, style: str, name: str) -> str:
     return ", ".join(f"{value:{style}} ({name} = {label:g})" for value, label in pairs)
 
 
-def of_bias(table: "Dataset") -> list[Finding]:
+def of_bias(table: study.Dataset) -> list[Finding]:
     """The order of the bias, and the tokens that it takes to see it."""
     names, steps, sizes = (table[dim].values for dim in ("smooth", "h", "n"))
 
@@ -434,9 +414,8 @@ def of_bias(table: "Dataset") -> list[Finding]:
     found, holds = [], []
     for name in names:
         limit, known = extrapolated(table, name)
-        slope = np.nan
-        if known.sum() > 1:
-            slope = np.polyfit(np.log(steps[known]), np.log(limit[known]), 1)[0]
+        logs = np.log(steps[known]), np.log(limit[known])
+        slope = np.polyfit(*logs, 1)[0] if known.sum() > 1 else np.nan
         text = listed(limit[known], steps[known], ".3f", "h")
         found.append(f"{name}: deficit {text}, exponent {slope:.2f}")
         holds.append(abs(slope - 1) <= SLOPE)
@@ -467,14 +446,14 @@ def of_bias(table: "Dataset") -> list[Finding]:
     ]  # fmt: skip
 
 
-def brwp_of(table: "Dataset", **places: Any) -> tuple[Array, Array, Array]:
+def brwp_of(table: study.Dataset, **places: Any) -> tuple[Array, Array, Array]:
     """Step bound, variance over the exact one and effective tokens of the runs of `compare`."""
     brwp = table.sel(sampler="brwp", **places).isel(budget=-1)
     bound, variance, ess = (brwp[key].values.ravel() for key in ("bound", "variance", "ess"))
     return bound, variance, ess
 
 
-def of_interaction(table: "Dataset") -> Finding:
+def of_interaction(table: study.Dataset) -> Finding:
     """Whether the effective sample size tells where the variance is right."""
     bound, *runs = brwp_of(table)
     ratio, ess = (
@@ -495,12 +474,12 @@ def of_interaction(table: "Dataset") -> Finding:
     )
 
 
-def of_dimension(table: "Dataset") -> Finding:
+def of_dimension(table: study.Dataset) -> Finding:
     """Variances in high dimensions."""
-    ratio, ess = (table[key].isel(count=-1).max("h_scale").values
-                  for key in ("scale_variance", "scale_ess"))  # fmt: skip
-    texts = [f"{r:.2f} (d = {d}, ESS {e:.1f})"
-             for r, d, e in zip(ratio, table["scale"].values, ess, strict=True)]  # fmt: skip
+    part = table[["scale_variance", "scale_ess", "scale"]].isel(count=-1).max("h_scale")
+    ratio, ess, dims = (part[key].values for key in ("scale_variance", "scale_ess", "scale"))
+    cases = zip(ratio, dims, ess, strict=True)
+    texts = (f"{r:.2f} (d = {d}, ESS {e:.1f})" for r, d, e in cases)
     return Finding.decided(
         f"the sampler keeps the variance, to {CLOSE:.0%}, in every dimension", OWN,
         f"variance over the exact one at the better step, n = {table['count'].values[-1]}: "
@@ -508,7 +487,7 @@ def of_dimension(table: "Dataset") -> Finding:
     )  # fmt: skip
 
 
-def of_bound(table: "Dataset") -> Finding:
+def of_bound(table: study.Dataset) -> Finding:
     """Whether the step bound separates right from wrong variances where tokens interact."""
     first = table["d"].values[0]
     bound, ratio, _ = brwp_of(table, d=first)
@@ -524,12 +503,12 @@ def of_bound(table: "Dataset") -> Finding:
     )
 
 
-def of_absorption(table: "Dataset") -> Finding:
+def of_absorption(table: study.Dataset) -> Finding:
     """Decay of a cloud within lambda h."""
     k, flat = table["k"].values, table["spread"].sel(f="flat")
     late = k >= k[-1] // 4
-    slopes = {str(row["kernel"].values): np.polyfit(np.log(k[late]), np.log(row[late]), 1)[0]
-              for row in flat}  # fmt: skip
+    logs = np.log(k[late]), np.log(flat[:, late])
+    slopes = {str(row["kernel"].values): np.polyfit(logs[0], row, 1)[0] for row in logs[1]}
     gone = table["spread"].sel(f="quadratic", kernel="exact").values
     place = int(np.searchsorted(-gone, -1e-3 * gone[0]))
     return Finding.decided(
@@ -541,7 +520,7 @@ def of_absorption(table: "Dataset") -> Finding:
     )  # fmt: skip
 
 
-def of_equal_effort(table: "Dataset", d: int, at_equal_time: bool = False) -> Finding:
+def of_equal_effort(table: study.Dataset, d: int, at_equal_time: bool = False) -> Finding:
     """BRWP against the better of the Langevin samplers, in one dimension."""
     chosen, budgets = best(table).sel(d=d), table["budget"].values
     ours = chosen["value"].sel(sampler="brwp")
@@ -573,7 +552,7 @@ def of_equal_effort(table: "Dataset", d: int, at_equal_time: bool = False) -> Fi
     )  # fmt: skip
 
 
-def of_distance(table: "Dataset") -> Finding:
+def of_distance(table: study.Dataset) -> Finding:
     """What the exact W2 of n samples sees of a lost variance."""
     brwp = table.sel(sampler="brwp").isel(budget=-1)
     below = brwp["w2"].mean("pair") < table["w2_floor"].mean("floor_pair")
@@ -583,6 +562,187 @@ def of_distance(table: "Dataset") -> Finding:
         THEORY, f"{int(below.sum())} of {below.size} clouds are nearer, {int(lost.sum())} of them "
         "with less than half the variance", not lost.any(),
     )  # fmt: skip
+
+
+# Tables and figures
+# ------------------
+
+COLOURS = {"brwp": "#0b3c5d", "myula": "#c1440e", "ula": "#5c8a3a"}
+
+
+def rows(
+    table: study.Dataset, dims: dict[str, str], cells: dict[str, Callable[[study.Dataset], str]]
+) -> list[dict[str, str]]:
+    """A row for all labels of some dimensions, title -> dimension, and cells made of its part."""
+    found = []
+    for labels in product(*(table[dim].values.tolist() for dim in dims.values())):
+        part = table.sel(dict(zip(dims.values(), labels, strict=True)))
+        row = {t: v if isinstance(v, str) else f"{v:g}" for t, v in zip(dims, labels, strict=True)}
+        found.append(row | {title: cell(part) for title, cell in cells.items()})
+    return found
+
+
+def mean(name: str, style: str = ".3f", **places: Any) -> Callable[[study.Dataset], str]:
+    """A cell with the mean of a variable, at some labels."""
+    return lambda part: f"{float(part[name].sel(places).mean()):{style}}"
+
+
+def pair(name: str) -> Callable[[study.Dataset], str]:
+    """A cell with mean and standard deviation."""
+    return lambda part: f"{float(part[name].mean()):.3f} ± {float(part[name].std()):.3f}"
+
+
+def report(table: study.Dataset, chosen: study.Dataset, exact: Sequence[float]) -> str:
+    """The tables; `exact` is the deficit of infinitely many tokens of a Gaussian at every h."""
+    samplers, budgets = table["sampler"].values.tolist(), table["budget"].values
+    infinite = dict(zip(table["h"].values.tolist(), exact, strict=True))
+
+    def best(sampler: str) -> Callable[[study.Dataset], str]:
+        def cell(part: study.Dataset) -> str:
+            own = part.sel(sampler=sampler)
+            value, step, ratio = (float(own[key]) for key in ("value", "chosen", "ratio"))
+            return f"{value:.3f} (h L = {step:g}, variance {ratio:.2f})"
+
+        return cell
+
+    shown = chosen.sel(budget=np.unique(budgets[[2, -3, -1]])).assign(floors=table["sliced_floor"])
+    end = table.assign(last=table["variance"].isel(budget=-1))
+    tables = {
+        f"Sliced W2 to the target at equal gradient evaluations of each of n = "
+        f"{table.attrs['tokens']} tokens, at the best of the steps; floor: two independent samples "
+        "of n:": rows(
+            shown, {"target": "target", "d": "d", "gradients": "budget"},
+            {sampler: best(sampler) for sampler in samplers} | {"floor": pair("floors")},
+        ),
+        f"W2 after {budgets[-1]} steps, and variance over the exact one:": rows(
+            end, {"target": "target", "d": "d", "h L": "step"},
+            {"beta lambda^2 h": mean("bound", ".3g", sampler="brwp")}
+            | {f"W2 {sampler}": mean("w2", sampler=sampler) for sampler in samplers}
+            | {"floor": mean("w2_floor")}
+            | {f"variance {sampler}": mean("last", sampler=sampler) for sampler in samplers[:2]}
+            | {"ESS": mean("ess", ".1f", sampler="brwp"),
+               "absorbed": mean("absorbed", ".2f", sampler="brwp")},
+        ),
+        "BRWP against h and n in the plane, from exact samples on, over three samples:": rows(
+            table, {"target": "smooth", "n": "n", "h": "h"},
+            {"deficit of the variance": pair("deficit"),
+             "infinite n": lambda part: (
+                 f"{infinite[float(part['h'])]:.3f}" if part["smooth"] == "gaussian" else ""
+             ),
+             "sliced W2": pair("bias_sliced"), "floor": mean("bias_floor"),
+             "ESS": mean("bias_ess", ".0f")},
+        ),
+        "BRWP against the dimension (Gaussian times Laplace):": rows(
+            table, {"d": "scale", "n": "count", "h": "h_scale"},
+            {"ESS": mean("scale_ess", ".1f"), "variance": mean("scale_variance", ".2f")},
+        ),
+        "BRWP against the temperature (Gaussian times Laplace, d = 2):": rows(
+            table, {"beta": "beta"},
+            {"h": lambda part: f"{0.05 / max(1.0, float(part['beta'])):g}",
+             "sliced W2 / standard deviation": mean("beta_sliced"), "floor": mean("beta_floor"),
+             "variance": mean("beta_variance"), "ESS": mean("beta_ess", ".0f")},
+        ),
+        "Milliseconds of a step (lasso):": rows(
+            1e3 * table[["seconds"]], {"d": "cost_d", "n": "cost_n"},
+            {sampler: mean("seconds", ".2f", cost_sampler=sampler) for sampler in samplers},
+        ),
+    }  # fmt: skip
+    return "\n\n".join(f"{title}\n\n{study.markdown_table(t)}" for title, t in tables.items())
+
+
+@style()
+def against_gradients(table: study.Dataset, chosen: study.Dataset) -> study.Figure:
+    """Sliced W2 against gradient evaluations, one panel for each target and dimension."""
+    names, dims = table["target"].values, table["d"].values
+    figure, axes = grid(len(names), len(dims), PAGE, 5.6)
+    for row, name in zip(axes, names, strict=True):
+        for axis, d in zip(row, dims, strict=True):
+            floors = table["sliced_floor"].sel(target=name, d=d)
+            low, high = float(floors.min()), float(floors.max())
+            axis.axhspan(low, high, color="0.85", label="two samples of the target")
+            for (sampler, colour), mark in zip(COLOURS.items(), ("o-", "s-", "^--"), strict=True):
+                values = chosen["value"].sel(target=name, d=d, sampler=sampler)
+                axis.loglog(table["budget"], values, mark, markersize=3, label=sampler.upper(),
+                            color=colour)  # fmt: skip
+            axis.set(title=f"{name}, d = {d}", ylim=(0.03, 0.9))
+            plain_ticks(axis.yaxis, (0.03, 0.05, 0.1, 0.2, 0.5))
+    for axis in axes[-1]:
+        axis.set_xlabel("Gradient evaluations of a token")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("Sliced $W_2$")
+    legend_below(figure, axes[0, 0], ncols=4)
+    return figure
+
+
+@style()
+def bias_figure(table: study.Dataset, exact: Sequence[float]) -> study.Figure:
+    """Deficit of the variance against h, and variance against the effective sample size."""
+    shades = ("#9dbcd4", "#3f7cac", "#0b3c5d")
+    figure, axes = grid(1, 3, PAGE, 2.6)
+    steps = table["h"].values
+    for axis, name in zip(axes.flat, table["smooth"].values, strict=False):
+        for n, colour in zip(table["n"].values, shades, strict=False):
+            values = table["deficit"].sel(smooth=name, n=n)
+            axis.errorbar(steps, values.mean("path"), values.std("path"), marker="o",
+                          markersize=3, color=colour, label=f"n = {n}")  # fmt: skip
+        if name == "gaussian":
+            axis.plot(steps, exact, "k--", linewidth=1, label="infinite n")
+        axis.set(xscale="log", yscale="log", ylim=(0.009, 0.35), title=f"{name}, d = 2",
+                 xlabel="Step h")  # fmt: skip
+        plain_ticks(axis.xaxis, steps)
+        plain_ticks(axis.yaxis, (0.01, 0.02, 0.05, 0.1, 0.2))
+        axis.legend(loc="lower right", fontsize=7)
+    axes.flat[0].set_ylabel("Deficit of the variance")
+    last = axes.flat[2]
+    marks = dict(zip(table["scale"].values, "os^vD", strict=False))
+    for d, mark in marks.items():
+        part = table.sel(scale=d)
+        last.semilogx(part["scale_ess"].values.ravel(), part["scale_variance"].values.ravel(),
+                      mark, markersize=4, label=f"d = {d}")  # fmt: skip
+    last.axvline(ENOUGH, color="0.6", linewidth=0.8)
+    last.set(xlabel="Effective tokens", title="laplace: variance / exact", ylim=(0, 1.05))
+    last.legend(loc="upper left", fontsize=7)
+    return figure
+
+
+@style()
+def absorption_figure(table: study.Dataset) -> study.Figure:
+    """Spread of an absorbed cloud, and variance against beta lambda^2 h."""
+    from matplotlib.lines import Line2D
+
+    figure, axes = grid(1, 2, PAGE, 2.8)
+    left, right = axes.flat
+    k, flat = table["k"].values[1:], table["spread"].sel(f="flat")
+    for kernel, dash in zip(table["kernel"].values, ("-", "--", ":"), strict=True):
+        left.loglog(k, flat.sel(kernel=kernel)[1:], dash, label=f"f = 0, {kernel}")
+    first = float(flat.sel(kernel="exact")[0])
+    left.loglog(
+        k,
+        (first**-2 + k / (2 * ABSORBED_STEP)) ** -0.5,
+        "k-.",
+        linewidth=0.8,
+        label="theory, f = 0",
+    )
+    left.loglog(k, np.maximum(table["spread"].sel(kernel="exact", f="quadratic")[1:], 1e-6),
+                color="0.5", label="f quadratic, exact")  # fmt: skip
+    left.set(xlabel="Step k", ylabel=r"Spread of a cloud in $|x_i| \leq \lambda h$",
+             ylim=(1e-4, 10))  # fmt: skip
+    left.legend(loc="upper right", fontsize=7)
+    shades = dict(zip(table["d"].values, ("#0b3c5d", "#c1440e", "#999999"), strict=False))
+    marks = dict(zip(table["target"].values, "os^", strict=False))
+    for name, mark in marks.items():
+        for d, shade in shades.items():
+            part = table.sel(target=name, d=d, sampler="brwp")
+            right.semilogx(part["bound"], part["variance"].isel(budget=-1), mark, color=shade,
+                           markersize=4)  # fmt: skip
+    right.axvline(BOUND, color="0.6", linewidth=0.8)
+    right.set(xlabel=r"$\beta \lambda^2 h$", ylabel="Variance / exact", ylim=(-0.05, 1.5))
+    plain_ticks(right.xaxis, (0.01, 0.02, 0.05, 0.1, 0.2, 0.4))
+    keys = [("k", mark, name) for name, mark in marks.items()]
+    keys += [(shade, "o", f"d = {d}") for d, shade in shades.items()]
+    handles = [Line2D([], [], color=c, marker=m, ls="", label=text) for c, m, text in keys]
+    right.legend(handles=handles, loc="upper right", ncols=2, fontsize=7, columnspacing=1)
+    return figure
 
 
 def main() -> None:
@@ -602,16 +762,13 @@ def main() -> None:
             of_equal_effort(table, flags.dims[0], at_equal_time=True), of_distance(table),
         ]  # fmt: skip
         chosen, exact = best(table), [mean_field_deficit(h) for h in table["h"].values]
-        session.finish(
-            table,
-            report(table, chosen, exact),
-            findings if flags.preset != "smoke" else [],
-            {
-                "gradients": against_gradients(table, chosen),
-                "bias": bias_figure(table, exact),
-                "absorption": absorption_figure(table, BOUND, ABSORBED_STEP),
-            },
-        )
+        figures = {
+            "gradients": against_gradients(table, chosen),
+            "bias": bias_figure(table, exact),
+            "absorption": absorption_figure(table),
+        }
+        shown = findings if flags.preset != "smoke" else []
+        session.finish(table, report(table, chosen, exact), shown, figures)
 
 
 if __name__ == "__main__":

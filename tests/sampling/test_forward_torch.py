@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from wflow.sampling.forward import Elliptic, ForwardModel  # noqa: E402
+from wflow.sampling.forward import Elliptic, ForwardModel, Lorenz  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -22,6 +22,8 @@ class Square(ForwardModel):
 MODELS = {
     "custom": Square,
     "elliptic": lambda: Elliptic(6, 4, cells=32),
+    "lorenz": lambda: Lorenz(windows=3, spin_up=0.1),
+    "lorenz without spin-up": lambda: Lorenz(windows=2, window=0.1, spin_up=0),
 }
 
 

@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from wflow.sampling.forward import Elliptic, ForwardModel, Lorenz  # noqa: E402
+from wflow.sampling.forward import Elliptic, ForwardModel, Impedance, Lorenz  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -24,6 +24,8 @@ MODELS = {
     "elliptic": lambda: Elliptic(6, 4, cells=32),
     "lorenz": lambda: Lorenz(windows=3, spin_up=0.1),
     "lorenz without spin-up": lambda: Lorenz(windows=2, window=0.1, spin_up=0),
+    "impedance": lambda: Impedance((2, 3), cells=8, patterns=3, electrodes=8),
+    "impedance of four cells": lambda: Impedance((1, 2), cells=2, patterns=2, electrodes=4),
 }
 
 
@@ -84,3 +86,29 @@ def test_single_precision_is_kept(name):
     assert values.dtype == slope.dtype == torch.float32
     for found, expected in ((values, model(x)), (slope, model.vjp(x, w))):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("model", "far"),
+    [(Lorenz(windows=2, spin_up=0.4, dt=0.2), 5.0), (Impedance((1, 3), cells=4), 1e3)],
+    ids=["lorenz", "impedance"],
+)
+def test_a_row_without_an_output_leaves_the_others_as_they_are(model, far):
+    x = torch.zeros(3, 3, dtype=torch.float64)
+    expected, pull = model.evaluate_torch(x)
+    w = torch.ones_like(expected)
+    x[1] = far
+    values, pullback = model.evaluate_torch(x)
+    for found, right in ((values, expected), (pullback(w), pull(w))):
+        assert not torch.isfinite(found[1]).all()
+        torch.testing.assert_close(found[::2], right[::2], rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "custom"])
+def test_shapes_are_known_without_values(name):
+    """On the device meta: nothing is computed on the CPU, and nothing waits for a value."""
+    model, x, w = made(name)
+    values, pullback = model.evaluate_torch(torch.tensor(x, device="meta"))
+    assert values.shape == w.shape and values.is_meta
+    slope = pullback(torch.tensor(w, device="meta"))
+    assert slope.shape == x.shape and slope.is_meta

@@ -51,13 +51,14 @@ def made(name, rows=3):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_values_and_adjoints_are_those_of_numpy(name):
+@pytest.mark.parametrize("device", ["cpu", *["cuda"] * torch.cuda.is_available()])
+def test_values_and_adjoints_are_those_of_numpy(name, device):
     model, x, w = made(name)
-    values, pullback = model.evaluate_torch(torch.tensor(x))
-    assert values.dtype == torch.float64
-    np.testing.assert_allclose(values, model(x), rtol=1e-12, atol=1e-13)
-    expected = model.vjp(x, w)
-    np.testing.assert_allclose(pullback(torch.tensor(w)), expected, rtol=1e-12, atol=1e-12)
+    values, pullback = model.evaluate_torch(torch.tensor(x, device=device))
+    slope = pullback(torch.tensor(w, device=device))
+    assert values.device.type == slope.device.type == device and values.dtype == torch.float64
+    np.testing.assert_allclose(values.cpu(), model(x), rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(slope.cpu(), model.vjp(x, w), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", MODELS)

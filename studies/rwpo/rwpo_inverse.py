@@ -296,10 +296,11 @@ def plan(flags: RwpoInverse, data: dict[str, Data], name: Name, seed: int) -> Ru
         seed=seed,
         device=flags.device,
     )
-    x, features = tensors(known.check.x[:256], known.summary(known.check.y[:256]))
+    held_out = tensors(known.check.x[:256], known.summary(known.check.y[:256]))
 
     def evaluate(flow: torch.nn.Module) -> dict[str, float]:
         """Negative log likelihood of held-out pairs."""
+        x, features = (each.to(flow.potential.w) for each in held_out)  # type: ignore
         density = flow.log_density(x, features)  # type: ignore[operator]
         return {"validation": float(-density.mean())}
 
@@ -436,8 +437,9 @@ def measure(
     ranks = reference.rank_test(known.check.x[rows] @ known.directions.T, ranked)
     if MODELS[model].options is not None:
         with torch.no_grad():
-            sizes = flow.ess(*tensors(known.check.x[:256], features[:256]))  # type: ignore[operator]
-        record["attention"] = float(np.nanmean(sizes.numpy()))
+            given = tensors(known.check.x[:256], features[:256])
+            sizes = flow.ess(*(each.to(flow.potential.w) for each in given))  # type: ignore
+        record["attention"] = float(sizes.nanmean())
     return record | {
         "relative_l1": float(np.mean(mine_l1)),
         "reference_l1": float(np.mean(exact_l1)),

@@ -9,6 +9,7 @@ from slopes import assert_slopes
 
 from wflow import InputError
 from wflow.nets import generative, train
+from wflow.nets.generative.conditional import _LogPosterior
 from wflow.sampling import forward
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -193,6 +194,34 @@ def test_samples_without_an_output_are_left_out_and_counted():
     assert all(torch.isfinite(p.grad).all() for p in flow.parameters() if p.grad is not None)
     with pytest.raises(InputError, match="no finite output"):
         loss(np.nan)
+
+
+@pytest.mark.parametrize("model", [forward.Elliptic(3, 4, cells=8), Log()], ids=["torch", "NumPy"])
+def test_the_log_posterior_and_its_gradient_are_those_of_the_problem(model):
+    problem = forward.InverseProblem(model, lam=2.0, noise=0.3)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((9, model.dim)), rng.standard_normal((9, model.outputs))
+    value, slope = problem.log_posterior(x, y)
+    at = torch.tensor(x, requires_grad=True)
+    found = _LogPosterior.apply(at, torch.tensor(y), problem)
+    np.testing.assert_allclose(found.detach(), value, rtol=1e-12)
+    np.testing.assert_allclose(torch.autograd.grad(found.sum(), at)[0], slope, rtol=1e-12)
+    single = _LogPosterior.apply(at.float(), torch.tensor(y).float(), problem)
+    assert single.dtype == torch.float32
+    np.testing.assert_allclose(single.detach(), value, rtol=1e-5)
+
+
+def test_batches_and_outputs_of_other_shapes_are_refused():
+    flow = generative.OTFlow(generative.Potential(1, width=4, condition=1), steps=2)
+    x = torch.zeros(8, 1)
+    with pytest.raises(InputError, match=r"y has shape \(8, 2\): expected \(n, 1\)"):
+        generative.ReverseKL(GAUSSIAN)(flow, x, x, torch.zeros(8, 2))
+    with pytest.raises(InputError, match="y is not finite"):
+        generative.ReverseKL(GAUSSIAN)(flow, x, x, x / 0)
+    narrow = type("Narrow", (Shift,), {"evaluate_torch": lambda self, x: (x[:, 0], lambda w: w)})()
+    with pytest.raises(InputError, match="Narrow: evaluate_torch returns"):
+        problem = forward.InverseProblem(narrow, lam=1.0, noise=1.0)
+        generative.ReverseKL(problem)(flow, x, x, x)
 
 
 def test_arguments_that_do_not_fit_are_refused():

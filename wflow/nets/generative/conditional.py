@@ -32,13 +32,26 @@ __all__ = ["ReverseKL"]
 
 
 class _LogPosterior(torch.autograd.Function):
-    """Log posterior density at x, computed by NumPy in double precision, with its gradient."""
+    """Log posterior density at x, as `InverseProblem.log_posterior`: in double precision."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, problem: InverseProblem) -> Tensor:
-        value, slope = problem.log_posterior(*(t.detach().cpu().double().numpy() for t in (x, y)))
-        ctx.save_for_backward(torch.as_tensor(slope).to(x))
-        return torch.as_tensor(value).to(x)
+        at = x.detach().double()
+        values, pull = problem.model.evaluate_torch(at)
+        if values.shape != y.shape:
+            raise InputError(
+                f"{type(problem.model).__name__}: evaluate_torch returns outputs of shape "
+                f"{tuple(values.shape)}: expected {tuple(y.shape)}"
+            )
+        noise = at.new_tensor(problem.noise)
+        residual = (y.to(at) - values) / noise
+        likelihood = -0.5 * residual.square().sum(1)
+        known = torch.isfinite(likelihood)
+        slope = pull(torch.where(known[:, None], residual, 0) / noise)
+        smooth = known & torch.isfinite(slope).all(1)
+        slope = torch.where(smooth[:, None], slope, 0) - problem.lam * at.sign()
+        ctx.save_for_backward(slope.to(x))
+        return (torch.where(known, likelihood, -torch.inf) - problem.lam * at.abs().sum(1)).to(x)
 
     @staticmethod
     @once_differentiable
@@ -62,7 +75,8 @@ class ReverseKL:
     Parameters
     ----------
     problem : wflow.sampling.forward.InverseProblem
-        The posterior; its forward model is differentiated by its adjoint.
+        The posterior; its forward model is differentiated by its adjoint, on the device of the
+        flow where it overrides `evaluate_torch`, and in double precision.
     alpha : tuple of float, default (1.0, 1.0, 0.1)
         Weights >= 0, in this order.
     supervised : float, default 0.0
@@ -136,6 +150,14 @@ class ReverseKL:
             check_rows(len(x), model.tokens)
             options["context"] = x[: model.tokens], features[: model.tokens]
             x, features, y = (given[model.tokens :] for given in (x, features, y))
+        rows, forward = x.shape[:1], self.problem.model
+        for name, given, columns in (("x", x, forward.dim), ("y", y, forward.outputs)):
+            if given.shape != (*rows, columns):
+                raise InputError(
+                    f"{name} has shape {tuple(given.shape)}: expected (n, {columns}), with one n"
+                )
+        if not bool(torch.isfinite(y).all()):
+            raise InputError("y is not finite: expected finite data")
         found = model.generate(torch.randn_like(x), features, **options)
         if not bool(torch.isfinite(found.x).all()):
             raise InputError(

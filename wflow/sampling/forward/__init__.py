@@ -1,8 +1,9 @@
 """Forward models of Bayesian inverse problems, vectorised, with adjoints exact for the scheme.
 
-`model` has their contract, which custom ones extend, `problem` the noise and the prior around one;
-`elliptic`, `lorenz` and `impedance` are the three problems of [RWPO] section 4.2. The package
-imports `_core`. Start with `model`.
+`model` has their contract, for arrays and for tensors, which custom ones extend, `problem` the
+noise and the prior around one; `elliptic`, `lorenz` and `impedance` are the three problems of
+[RWPO] section 4.2. The package imports `_core`, and torch only where it is given tensors. Start
+with `model`.
 
 [RWPO] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
 Operator with L1 Prior".

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import positive, reals, whole
 from wflow._core.errors import InputError
-from wflow.sampling.forward.model import ForwardModel, Pullback
+from wflow.sampling.forward.model import ForwardModel, Pullback, TensorPullback
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FloatArray = NDArray[np.float64]
 
@@ -128,3 +133,7 @@ class Elliptic(ForwardModel):
 
     def evaluate(self, x: FloatArray) -> tuple[FloatArray, Pullback]:
         return x @ self.matrix.T, lambda w: w @ self.matrix
+
+    def evaluate_torch(self, x: Tensor) -> tuple[Tensor, TensorPullback]:
+        matrix = x.new_tensor(self.matrix)
+        return x @ matrix.T, lambda w: w @ matrix

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import function, positive, reals, whole
 from wflow._core.errors import InputError
-from wflow.sampling.forward.model import ForwardModel, Pullback
+from wflow.sampling.forward.model import ForwardModel, Pullback, TensorPullback
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FloatArray = NDArray[np.float64]
 
@@ -202,6 +206,75 @@ class Impedance(ForwardModel):
             return (slope * sigma) @ self._basis
 
         return values, pullback
+
+    def evaluate_torch(self, x: Tensor) -> tuple[Tensor, TensorPullback]:
+        import torch
+
+        rows, patterns, electrodes = len(x), self.patterns, self.electrodes
+        basis, f = x.new_tensor(self._basis), x.new_tensor(self._voltages)
+        unit = torch.eye(electrodes).to(x).repeat_interleave(len(f) // electrodes, 0)
+        inner = len(self._first)
+        sigma = torch.exp(x @ basis.T)  # (rows, faces)
+        known = torch.all((sigma > 1e-30) & (sigma < 1e30), 1, keepdim=True)
+        sigma = torch.where(known, sigma, 1.0)
+        # Voltages on single electrodes are solved for, too: weights combine them to the dual.
+        solved = self._solved_torch(sigma, torch.cat([f, unit], 1))  # (rows, cells, cells, k)
+        u, units = solved.split([patterns, electrodes], -1)
+
+        def at_border(inside: Tensor) -> Tensor:
+            return inside.flatten(1, 2)[:, self._border]
+
+        drop = 2 * (f - at_border(u))  # (rows, boundary, patterns)
+        currents = (sigma[:, inner:, None] * drop).unflatten(1, (electrodes, -1)).sum(2)
+        values = torch.where(known, currents.mT.reshape(rows, self.outputs), torch.nan)
+
+        def pullback(w: Tensor) -> Tensor:
+            weights = w.reshape(rows, patterns, electrodes).mT
+            dual = (units.flatten(1, 2) @ weights).view_as(u)
+            slopes = [
+                (u.diff(dim=1) * dual.diff(dim=1)).sum(-1).flatten(1),
+                (u.diff(dim=2) * dual.diff(dim=2)).sum(-1).flatten(1),
+                (drop * (unit @ weights - at_border(dual))).sum(-1),
+            ]
+            return torch.where(known, torch.cat(slopes, 1) * sigma, torch.nan) @ basis
+
+        return values, pullback
+
+    def _solved_torch(self, sigma: Tensor, given: Tensor) -> Tensor:
+        """Return the voltages (rows, cells, cells, k) of boundary voltages (boundary, k).
+
+        The matrix of the cell balances has a block A_i for each column of cells, and between two
+        columns the diagonal block -C_i: S_i = A_i - C_{i-1} S_{i-1}^{-1} C_{i-1} are eliminated one
+        after the other, in all rows at once.
+        """
+        import torch
+
+        n, inner = self.cells, len(self._first)
+        across, along = sigma[:, :inner].chunk(2, 1)
+        across, along = across.unflatten(1, (n - 1, n, 1)), along.unflatten(1, (n, n - 1))
+        outer = 2 * sigma[:, inner:]
+        # The four faces of each cell: one order of their sum on every device.
+        ends = np.concatenate([self._first, self._second, self._border])
+        faces = np.argsort(ends, kind="stable").reshape(n, n, 4)
+        around = torch.cat([sigma[:, :inner], sigma[:, :inner], outer], 1)
+        diagonal = around[:, faces].sum(-1)
+        border = torch.as_tensor(self._border, device=sigma.device)
+        solved = sigma.new_zeros(len(sigma), n * n, given.shape[1])
+        solved = solved.index_add_(1, border, outer[..., None] * given).unflatten(1, (n, n))
+        inverses: list[Tensor] = []
+        for i in range(n):
+            matrix = diagonal[:, i].diag_embed()
+            for offset in (-1, 1):
+                matrix.diagonal(offset, 1, 2).sub_(along[:, i])
+            if i > 0:
+                c = across[:, i - 1]
+                matrix.addcmul_(c * inverses[-1], c.mT, value=-1)
+                solved[:, i] += c * solved[:, i - 1]
+            inverses.append(torch.linalg.inv_ex(matrix).inverse)
+            solved[:, i] = inverses[-1] @ solved[:, i]
+        for i in range(n - 2, -1, -1):
+            solved[:, i] += inverses[i] @ (across[:, i] * solved[:, i + 1])
+        return solved
 
     def _factor(self, sigma: FloatArray) -> FloatArray:
         """Lower banded Cholesky factor (cells + 1, cells^2) of the matrix of the cell balances."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,12 +11,18 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import reals, shown, whole
 from wflow._core.errors import InputError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 FloatArray = NDArray[np.float64]
 Pullback = Callable[[FloatArray], FloatArray]
+TensorPullback = Callable[["Tensor"], "Tensor"]
 
 
 class ForwardModel:
     r"""Map F from parameters to what is observed without noise; a custom one overrides `evaluate`.
+
+    A model that overrides `evaluate_torch`, too, is evaluated on the device of a flow in torch.
 
     Attributes
     ----------
@@ -65,6 +72,36 @@ class ForwardModel:
             Map from weights (n, outputs) to DF(x)^T w (n, dim).
         """
         raise NotImplementedError(f"{type(self).__name__} does not override evaluate")
+
+    def evaluate_torch(self, x: Tensor) -> tuple[Tensor, TensorPullback]:
+        """Return what `evaluate` returns, as tensors on the device of the parameters.
+
+        A model that does not override it is evaluated by NumPy on the CPU.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, dim)
+            Parameters, finite, which do not require gradients.
+
+        Returns
+        -------
+        values : Tensor, shape (n, outputs)
+            Outputs.
+        pullback : callable
+            Map from weights (n, outputs) to DF(x)^T w (n, dim).
+
+        Raises
+        ------
+        InputError
+            For an `evaluate` that breaks its contract.
+        """
+        values, pull = self._evaluated(x.cpu().double().numpy())
+
+        def pullback(w: Tensor) -> Tensor:
+            with np.errstate(all="ignore"):
+                return x.new_tensor(pull(w.cpu().double().numpy()))
+
+        return x.new_tensor(values), pullback
 
     def __call__(self, x: ArrayLike) -> FloatArray:
         """Return the outputs of parameters.

@@ -17,14 +17,14 @@ run: $(VENV)/.installed
 
 # Before them all kernels are compiled, which takes minutes in a fresh clone.
 test: $(VENV)/.installed-test
-	@echo "make test 1/2: kernels are compiled, in a fresh clone about 4 minutes on two cores, else seconds"
+	@echo "make test 1/2: kernels are compiled, in a fresh clone about 3 minutes on two cores, else seconds"
 	$(BIN)/python tests/precompile.py
-	@echo "make test 2/2: the tests run, about 10 minutes on two cores"
+	@echo "make test 2/2: the tests run, about 7 minutes on two cores"
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The tests of many cases, with all of them, and slow ones.
 test-long: $(VENV)/.installed-test
-	@echo "make test-long: all cases of every test, about 25 minutes on two cores"
+	@echo "make test-long: all cases of every test, about 12 minutes on two cores"
 	$(BIN)/python -m pytest --long --numprocesses 2 --dist worksteal
 
 # Compiled code with the oldest and the newest Numba, and with other Pythons that are found.

@@ -234,7 +234,7 @@ def load(flags: RwpoBenchmarks) -> Trials:
     def examine(name: str, seed: int, trained: Trained) -> Record:
         folder, setting = networks.folder_of(flags.out, name, seed), networks.settings(flags)
         measured = functools.partial(examined, flags, tried[name][0], trained, trial=True)
-        return networks.cached_record(folder, setting, trained, measured)
+        return networks.cached_record(folder, setting, trained, measured, resume=flags.resume)
 
     def plan_trial(name: str, seed: int) -> Run:
         return training(flags, *tried[name], TRIALS + seed, trial=True)

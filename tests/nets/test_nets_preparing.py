@@ -569,3 +569,26 @@ def test_the_command_prepares_and_says_what_it_made(tmp_path, whole, capsys):
     assert main(command) == 2
     assert "add --resume" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
+
+
+@pytest.mark.parametrize("found", ['{"_data_files": [{}]}', '{"_data_files": 5}', '["a"]'])
+def test_a_list_of_files_that_names_none_is_named(tmp_path, found):
+    (tmp_path / "state.json").write_text(found)
+    with pytest.raises(InputError, match=r"state\.json"):
+        prepare(tmp_path, tmp_path / "out")
+
+
+def test_a_column_that_is_there_twice_and_a_damaged_journal_are_named(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table([["a"], ["b"], ["c"]], names=["text", "text", "id"])
+    (tmp_path / "in").mkdir()
+    with arrow.ipc.new_file(str(tmp_path / "in/part.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    with pytest.raises(InputError, match="2 columns 'text'"):
+        prepare(tmp_path / "in", tmp_path / "out")
+    journal = tmp_path / "out" / preparing.JOURNAL
+    found = json.loads(journal.read_text())
+    del found["end"]
+    journal.write_text(json.dumps(found))
+    with pytest.raises(InputError, match=r"no end.*--overwrite"):
+        prepare(tmp_path / "in", tmp_path / "out", resume=True)

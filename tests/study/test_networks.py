@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
+import torch
 import xarray
 
+from wflow import InputError
 from wflow.study import networks
 
 NAN = float("nan")
@@ -61,6 +63,7 @@ def test_paired_differences_are_decided_by_their_interval():
     for ratio in (False, True):
         found = networks.paired([NAN, 2.0], [1.0, 1.0], ratio=ratio)
         assert found == ("a model diverged", "not confirmed")
+        assert networks.paired([1.0, 1.0], [NAN, 2.0], ratio=ratio)[1] == "inconclusive"
     text, verdict = networks.paired([2.0, 4.0], [1.0, 2.0], ratio=True)
     assert text == "2 (95 % 2 to 2)" and verdict == "confirmed"
     assert networks.paired([1.0, 0.0], [1.0, 1.0], ratio=True)[1] == "not confirmed"
@@ -91,5 +94,27 @@ def test_a_training_is_measured_once(tmp_path):
     assert networks.cached_record(tmp_path, {"width": 4}, run([1.0, 2.0]), examine)["count"] == 2
     assert networks.cached_record(tmp_path, {"width": 4}, run([1.0, 3.0]), examine)["count"] == 3
     assert networks.cached_record(tmp_path / "none", {}, run([]), examine)["count"] == 4
+    again = networks.cached_record(tmp_path, {"width": 4}, run([1.0, 3.0]), examine, resume=False)
+    assert again["count"] == 5
     (tmp_path / networks.RECORD).write_text("words")
-    assert networks.cached_record(tmp_path, {"width": 4}, run([1.0, 3.0]), examine)["count"] == 5
+    assert networks.cached_record(tmp_path, {"width": 4}, run([1.0, 3.0]), examine)["count"] == 6
+
+
+def test_a_record_holds_the_numbers_of_numpy_and_torch_and_names_what_it_cannot(tmp_path):
+    history = xarray.Dataset({"loss": ("step", [1.0])}, attrs={"config": "{}"})
+    run = networks.Trained(None, history, None, False)
+    given = {"a": np.float32(0.5), "b": torch.tensor([1.0, 2.0])}
+    assert networks.cached_record(tmp_path, 0, run, lambda: given) == {"a": 0.5, "b": [1.0, 2.0]}
+    with pytest.raises(InputError, match="it holds set"):
+        networks.cached_record(tmp_path, 1, run, lambda: {"a": {1}})
+
+
+def test_another_measurement_is_another_record_and_a_study_without_presets_has_no_claims():
+    def one():
+        return {"a": 1.0}
+
+    def two():
+        return {"a": 2.0}
+
+    assert networks._fingerprint(one) == networks._fingerprint(one) != networks._fingerprint(two)
+    assert not networks.is_published(networks.NetFlags())

@@ -26,6 +26,7 @@ from wflow._core.command_line import Folder, check_folder
 from wflow._core.errors import InputError
 from wflow._core.extras import install, missing
 from wflow._core.files import open_hdf5, opened, read_json, replace_file
+from wflow._core.fingerprint import NotComparable, fingerprint
 from wflow._core.moves import moved_names
 from wflow._core.printable import printable
 from wflow.study.flags import Checked, OutputFlags, Switch
@@ -281,8 +282,8 @@ class Experiment(Generic[AnyFlags, Data]):
 def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> None:
     """Train every model with every seed, measure, decide on the claims, and write the results.
 
-    What was measured is kept beside each training, and is measured again where a setting changed or
-    a package was installed.
+    What was measured is kept beside each training, and with --resume is measured again where a
+    setting or the code of `measure` changed or a package was installed.
 
     Parameters
     ----------
@@ -296,7 +297,8 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> None:
     with session(experiment.name, flags) as opened_session:
         data = on_rank_zero(flags, lambda: experiment.load(flags))
         source = getattr(data, "source", None)
-        setting = [source, settings(flags), missing(flags.needs)]
+        wanted = [*experiment.numbers, *experiment.along, _fingerprint(experiment.measure)]
+        setting = [source, settings(flags), missing(flags.needs), wanted]
         coords = experiment.coords(flags)
         unknown: Record = dict.fromkeys(experiment.numbers, np.nan)
         unknown |= {
@@ -308,7 +310,8 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> None:
                 found = experiment.measure(flags, data, models[name], trained, seed)
                 return unknown | times(trained.history) | found
 
-            return cached_record(folder_of(flags.out, name, seed), setting, trained, measured)
+            folder = folder_of(flags.out, name, seed)
+            return cached_record(folder, setting, trained, measured, resume=flags.resume)
 
         results = train_all(
             opened_session,
@@ -386,10 +389,14 @@ def times(history: "Dataset") -> Record:
 
 
 def is_published(flags: NetFlags) -> bool:
-    """Whether claims apply to what is trained: an unchanged preset other than `smoke`."""
+    """Whether claims apply to what is trained: an unchanged preset other than `smoke`.
+
+    A study without presets has no claims.
+    """
     kept = {name: getattr(flags, name) for name in flags.indifferent}
-    asked = type(flags).of(flags.preset, **kept)
-    return flags.preset != "smoke" and settings(flags) == settings(asked)
+    if flags.preset == "smoke" or flags.preset not in flags.presets:
+        return False
+    return settings(flags) == settings(type(flags).of(flags.preset, **kept))
 
 
 def on_rank_zero(flags: NetFlags, task: Callable[[], Result]) -> Result:
@@ -423,7 +430,12 @@ def _trained(session: Session, flags: NetFlags, name: str, seed: int, run: Run) 
 
 
 def cached_record(
-    folder: Path, setting: object, run: Trained, examine: Callable[[], Record]
+    folder: Path,
+    setting: object,
+    run: Trained,
+    examine: Callable[[], Record],
+    *,
+    resume: bool = True,
 ) -> Record:
     """Return what was measured of a training, from record.json in its folder or measured now.
 
@@ -436,11 +448,17 @@ def cached_record(
     setting : what else the record depends on, for JSON
     run : the training
     examine : what measures it; numbers, texts and lists, for JSON
+    resume : whether a record that is there may be taken
+
+    Raises
+    ------
+    InputError
+        For what is measured and cannot be written as JSON.
     """
     file = folder / RECORD
     text = json.dumps([setting, run.history.attrs["config"]], sort_keys=True)
     key = hashlib.sha256(text.encode() + run.history["loss"].values.tobytes()).hexdigest()
-    if os.path.lexists(file):
+    if resume and os.path.lexists(file):
         with opened(file, "the record of a training") as source:
             try:
                 found = read_json(source, file)
@@ -448,11 +466,29 @@ def cached_record(
                 found = None
         if isinstance(found, dict) and found.get("key") == key:
             return checks.field(found, "record", dict, file)
-    record = examine()
-    content = json.dumps({"key": key, "record": record})
+    try:
+        content = json.dumps({"key": key, "record": examine()}, default=_plain)
+    except TypeError as error:
+        raise InputError(f"what `measure` returns is not for JSON: {error}") from None
+    record: Record = json.loads(content)["record"]  # as a study that is resumed reads it
     if folder.is_dir():  # none where the first step diverged
         replace_file(file, lambda draft: draft.write_text(content, encoding="utf-8"))
     return record
+
+
+def _plain(value: Any) -> Any:
+    """Return the numbers of NumPy and torch as those of Python."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"it holds {type(value).__name__}: expected numbers, texts and lists of these")
+
+
+def _fingerprint(measure: Callable[..., Record]) -> str:
+    """Return what identifies a measurement by its code; a new one where nothing does."""
+    try:
+        return fingerprint(measure)
+    except NotComparable:
+        return os.urandom(16).hex()
 
 
 def joint(verdicts: Sequence[Verdict]) -> Verdict:
@@ -590,7 +626,10 @@ def paired(
         return f"{np.exp(value):.3g}" if ratio else f"{value:{style}}"
 
     if not np.isfinite(gaps).all():
-        return "a model diverged", "not confirmed"
+        gone = [int((~np.isfinite(values)).sum()) for values in pair]
+        if gone[0] or not any(gone):  # a ratio of numbers that are not positive is none either
+            return "a model diverged" if any(gone) else "a number is not positive", "not confirmed"
+        return "the model compared with diverged", "inconclusive"
     if gaps.size == 1:
         return f"{text(mean)}, one seed, spread unknown", "inconclusive"
     from scipy.stats import t

@@ -104,7 +104,10 @@ def find(source: Path, column: str = "text", begins: str | None = None) -> Corpu
     files, state = [source], source / "state.json"
     if state.is_file():  # of a data set that `datasets` saved; others beside them are its caches
         listed = read_object(state, "the list of files of a data set").get("_data_files", [])
-        files = [source / file["filename"] for file in listed]
+        try:
+            files = [source / file["filename"] for file in listed]
+        except (TypeError, KeyError):
+            raise InputError(f"{state} names no files: save the data set again") from None
     elif source.is_dir():  # macOS leaves files such as ._a.jsonl beside others
         files = [file for file in sorted(source.glob("[!.]*")) if _kind(file) and file.is_file()]
     missing = [file for file in files if not file.is_file()]
@@ -231,8 +234,9 @@ def _values(corpus: Corpus, batch: Any) -> Iterator[Any]:
 
 
 def _check_column(corpus: Corpus, names: Collection[str]) -> None:
-    if corpus.column not in names:
-        raise ValueError(f"no {corpus.column!r} but {', '.join(map(str, names)):.80}")
+    if (count := list(names).count(corpus.column)) != 1:
+        found = f"{count} columns" if count else "no column"
+        raise ValueError(f"{found} {corpus.column!r} in {', '.join(map(str, names)):.80}")
 
 
 def _check_length(length: int) -> None:
@@ -494,6 +498,11 @@ def _earlier(
                 f"{folder} holds token files that differ in {', '.join(differ)} (listing: the "
                 "files were changed): give the settings they were made with, --overwrite in the "
                 "place of --resume, or another --out"
+            )
+        if not finished and (lost := set(_NOTHING) - set(found)):
+            raise InputError(
+                f"{there[0]} is damaged, it has no {', '.join(sorted(lost))}: give --overwrite in "
+                "the place of --resume"
             )
         return None if finished else {key: found[key] for key in _NOTHING}
     if there and not overwrite:

@@ -51,7 +51,7 @@ CHECKPOINT, TENSORBOARD = "checkpoint.pt", "tensorboard"  # in the folder of a t
 # Versions 1 to 3 had no digest of the file, 1 and 2 no configuration of the network.
 _FORMATS = re.compile("wflow-(training|model)/[1-4]")
 _DIGEST = 64  # hexadecimal digits
-_AGAIN = "take another copy of it, or train again with overwrite=True"
+_AGAIN = "take another copy of it, or move it away and train again"
 
 
 def save_model(
@@ -266,7 +266,7 @@ def read(path: Path) -> dict[str, Any]:
         reason = f"it asks for {named[1]}" if named else type(error).__name__
         raise InputError(
             f"{path} cannot be read ({reason}): it is damaged, or holds other things than tensors "
-            f"and numbers; nothing in it was executed. {_AGAIN.capitalize()}"
+            f"and numbers; nothing in it was executed; {_AGAIN}"
         ) from None
     form = str(content.get("format") if isinstance(content, dict) else type(content).__name__)
     if not _FORMATS.fullmatch(form):

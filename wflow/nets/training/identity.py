@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wflow.nets.checks import dense
+
 # Settings that may change when a training is continued: they do not affect its results.
 _FREE = ("device", "checkpoint_every")
 _DEPTH = 4  # of objects within objects, whose attributes count
@@ -56,8 +58,12 @@ def _attribute(value: Any, depth: int) -> Any:
     """An attribute for JSON; the type of what cannot be compared by its contents."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        value = torch.as_tensor(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU":
+        kind = f"torch.{value.dtype}" if value.dtype.kind in "biuf" else str(value.dtype)
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
+        return f"{kind} {value.shape} sha256 {digest}"
+    if isinstance(value, Tensor) and not dense(value):
+        value = value.to_dense()
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().flatten().view(torch.uint8)
         digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]

@@ -240,10 +240,10 @@ def plan(flags: NanogptSizes, corpora: Corpora, model: Model, seed: int) -> Run:
         evaluate_every=every, checkpoint_every=max(every, steps // 20),
         device=flags.device, precision=flags.precision, compile=flags.compile,
     )  # fmt: skip
-    team = nets.train.process_group(flags.device)
+    processes = nets.train.process_group(flags.device)
 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:
-        return {"test_loss": loss_on(net, text.test, size.context, team.device, team)}
+        return {"test_loss": loss_on(net, text.test, size.context, processes.device, processes)}
 
     net = network(flags, size, text.vocabulary, seed)
     return Run(net, NextToken(), data, settings, evaluate)

@@ -117,7 +117,7 @@ def findings(flags: Gpt2Flags, text: Any, results: Results) -> list[study.Findin
                     made(f"the continuous model has the higher {texts.SCORES[key]} of {words}",
                          "[OTT] Table 13", pair)
                 )  # fmt: skip
-    return ott.with_habits(verdicts, flags)
+    return ott.with_published_conventions(verdicts, flags)
 
 
 def report(flags: Gpt2Flags, text: Any, results: Results) -> str:

@@ -72,7 +72,7 @@ def training(
 
     A checkpoint is written every `checkpoints` epochs.
     """
-    epoch, team = source.per_epoch, nets.train.process_group(flags.device)
+    epoch, processes = source.per_epoch, nets.train.process_group(flags.device)
     config = nets.train.TrainConfig(
         steps=flags.epochs * epoch, batch=flags.batch, schedule=schedule, evaluate_every=epoch,
         checkpoint_every=checkpoints * epoch, seed=seed, device=flags.device,
@@ -80,7 +80,7 @@ def training(
     )  # fmt: skip
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        return classified(model, tests(), team.device, team)
+        return classified(model, tests(), processes.device, processes)
 
     return Run(net, objective, source, config, evaluate)
 
@@ -105,23 +105,23 @@ def classified(
     model: nn.Module,
     batches: Iterable[tuple[torch.Tensor, ...]],
     device: torch.device,
-    team: nets.train.Processes | None = None,
+    processes: nets.train.Processes | None = None,
 ) -> dict[str, float]:
     """Share of right answers and mean cross-entropy over batches (inputs..., labels).
 
-    The processes of a team take turns with the batches, and all get the result.
+    The processes of a processes take turns with the batches, and all get the result.
     """
     import torch
 
     rows, right, loss = 0, 0, 0.0
-    if team is not None:
-        batches = islice(batches, team.rank, None, team.count)
+    if processes is not None:
+        batches = islice(batches, processes.rank, None, processes.count)
     for logits, labels in networks.outputs(model, batches, device):
         rows += len(labels)
         right += int((logits.argmax(1) == labels).sum())
         loss += float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
-    if team is not None:
-        rows, right, loss = map(sum, zip(*team.collect((rows, right, loss)), strict=True))
+    if processes is not None:
+        rows, right, loss = map(sum, zip(*processes.collect((rows, right, loss)), strict=True))
     return {"accuracy": right / rows, "test_loss": loss / rows}
 
 
@@ -184,7 +184,7 @@ def no_better(
     return replace(found, verdict=networks.joint(verdicts))
 
 
-def with_habits(found: Sequence[study.Finding], flags: Any) -> list[study.Finding]:
+def with_published_conventions(found: Sequence[study.Finding], flags: Any) -> list[study.Finding]:
     """Verdicts that say whether the habits of the published code were followed."""
     if not flags.published:
         return list(found)

@@ -248,7 +248,7 @@ def findings(flags: CatsDogs, images: nets.data.Images, results: Results) -> lis
         claim("the transport cost makes hidden states move straighter", "[OTT] Prop. 1",
               less(results, "straightness", "unregularised"), unit=""),
     ]  # fmt: skip
-    return ott.with_habits(found, flags)
+    return ott.with_published_conventions(found, flags)
 
 
 def steadier(baseline: np.ndarray, ours: np.ndarray) -> study.Finding:

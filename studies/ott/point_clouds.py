@@ -335,7 +335,7 @@ def findings(flags: PointClouds, data: Data, results: Results) -> list[study.Fin
               less(results, "straightness", "unregularised"), unit=""),
         *explosions(results),
     ]  # fmt: skip
-    return ott.with_habits(found, flags)
+    return ott.with_published_conventions(found, flags)
 
 
 def explosions(results: Results) -> list[study.Finding]:

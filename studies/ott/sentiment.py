@@ -323,7 +323,7 @@ def findings(flags: Sentiment, splits: Splits, results: Results) -> list[study.F
               less(results, "straightness", weak, model=ours), unit=""),
         *stability(results),
     ]  # fmt: skip
-    return ott.with_habits(found, flags)
+    return ott.with_published_conventions(found, flags)
 
 
 def stability(results: Results) -> list[study.Finding]:

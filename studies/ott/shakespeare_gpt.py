@@ -163,7 +163,7 @@ def findings(flags: ShakespeareGpt, text: nets.data.Text, results: Results) -> l
     """Claims of the paper, with their verdicts."""
     none = flags.ablation == "none"
     found = compared(results) if none else ablated(results, flags.ablation)
-    return ott.with_habits(found, flags)
+    return ott.with_published_conventions(found, flags)
 
 
 def compared(results: Results) -> list[study.Finding]:

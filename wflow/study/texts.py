@@ -121,22 +121,22 @@ def loss_on(
     tokens: Tensor,
     context: int,
     device: torch.device,
-    team: nets.train.Processes | None = None,
+    processes: nets.train.Processes | None = None,
 ) -> float:
     """Mean loss per token over all of a text, in windows that do not overlap.
 
-    The processes of a team take turns with the windows, and all get the result.
+    The processes of a processes take turns with the windows, and all get the result.
     """
     import torch
 
     total = 0.0
     windows = nets.data.windows(tokens, context=context, batch=EVALUATION)
-    if team is not None:
-        windows = islice(windows, team.rank, None, team.count)
+    if processes is not None:
+        windows = islice(windows, processes.rank, None, processes.count)
     with nets.blocks.evaluating(net), torch.no_grad():
         for inputs, targets in windows:
             total += float(net(inputs.to(device), targets.to(device)).output.double().sum())
-    return (total if team is None else sum(team.collect(total))) / (len(tokens) - 1)
+    return (total if processes is None else sum(processes.collect(total))) / (len(tokens) - 1)
 
 
 def with_final_norm(net: nets.GPT, steps: int) -> nets.GPT:
@@ -197,10 +197,10 @@ def training(
     batches = nets.data.CropBatches(
         part, context=flags.context, batch=flags.crops, seed=seed, vocabulary=text.vocabulary
     )
-    team = nets.train.process_group(flags.device)
+    processes = nets.train.process_group(flags.device)
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
-        return {"test_loss": loss_on(model, text.test, flags.context, team.device, team)}
+        return {"test_loss": loss_on(model, text.test, flags.context, processes.device, processes)}
 
     return Run(net, objective, batches, config, evaluate)
 

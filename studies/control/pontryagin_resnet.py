@@ -29,7 +29,7 @@ import numpy as np
 import tyro
 from _control import FloatArray, Pair, claim, columns, config
 
-from wflow import InputError, nets, study
+from wflow import nets, study
 from wflow.cli import script
 from wflow.plots.figure import PAGE, grid, style
 from wflow.study import Finding, networks
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DataName = Literal["linear", "donut", "cross", "squares", "spiral"]
+DATA: tuple[DataName, ...] = get_args(DataName)
 STAGES = {"euler": 1, "heun": 2, "rk4": 4}  # evaluations of f in a step
 METHODS = ("gradient", "adam", "msa", "emsa")
 ROUNDING = 1e-12  # error of a gradient over the largest one
@@ -83,7 +84,7 @@ class PontryaginResnet(networks.NetFlags):
             "maximisations": 2, "inner": 3,
         },
     }  # fmt: skip
-    datasets: tuple[DataName, ...] = get_args(DataName)
+    datasets: study.Distinct[DataName] = DATA
     """Data sets."""
     samples: study.Count = 1000
     """Points to train on, all in every iteration."""
@@ -110,11 +111,6 @@ class PontryaginResnet(networks.NetFlags):
     compile: tyro.conf.Suppress[study.Switch] = False  # sweeps of costates are not compiled
     data: tyro.conf.Suppress[str | None] = None
     out: study.Folder = Path("results/pontryagin_resnet")
-
-    def check(self) -> None:
-        super().check()
-        if not self.datasets or len(set(self.datasets)) < len(self.datasets):
-            raise InputError(f"--datasets is {' '.join(self.datasets)}: name each one once")
 
 
 def models(flags: PontryaginResnet) -> dict[str, Model]:

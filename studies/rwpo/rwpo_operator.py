@@ -18,9 +18,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from _rwpo import check_names, plain_ticks
@@ -54,23 +55,21 @@ class RwpoOperator(study.OutputFlags):
     """smoke: seconds, coarse grids, whose findings mean nothing; cpu: two minutes; paper: finer."""
     only: tuple[str, ...] = ()
     """Parts to compute, by name."""
-    cells: study.Count = 1600
+    cells: Annotated[int, study.Checked(partial(whole, least=80))] = 1600
     """Cells of the Fokker-Planck equation."""
-    steps: study.Count = 800
+    steps: Annotated[int, study.Checked(partial(whole, least=4))] = 800
     """Its steps per unit of time."""
     particles: study.Count = 2000
     """Particles of the mean-field layer in one dimension."""
-    tokens: study.Count = 1024
+    tokens: Annotated[int, study.Checked(partial(whole, least=8))] = 1024
     """Tokens of the layers in d dimensions."""
-    paths: study.Count = 20_000
+    paths: Annotated[int, study.Checked(partial(whole, least=40))] = 20_000
     """Coupled paths."""
     out: study.Folder = Path("results/rwpo_operator")
     """Folder for summary and figures."""
 
     def check(self) -> None:
         super().check()
-        for name, least in {"cells": 80, "steps": 4, "tokens": 8, "paths": 40}.items():
-            whole(getattr(self, name), f"--{name}", least)
         if self.only:
             check_names(self.only, PARTS, "--only")
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from _rwpo import plain_ticks
@@ -45,6 +45,12 @@ FEW = 10.0
 CLOSE = 0.15  # relative error of a variance that counts as right
 SLOPE = 0.3  # error of an exponent
 THEORY, OWN = "docs/theory/proximal.md", "question of this study"
+
+
+Budgets = Annotated[
+    tuple[study.Count, ...], study.Checked(partial(study.distinct, least=3), together=True)
+]
+"""Type of a flag of budgets, three or more for a rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +76,7 @@ class RwpoSampler(study.OutputFlags):
     """Number of tokens of this comparison."""
     steps: study.Distinct[study.Positive] = (0.4, 0.2, 0.1, 0.05)
     """Its steps h in units of 1/L, L the Lipschitz constant of the gradient."""
-    budgets: tuple[study.Count, ...] = (5, 10, 20, 40, 80, 160, 320)
+    budgets: Budgets = (5, 10, 20, 40, 80, 160, 320)
     """Gradient evaluations of every token after which samplers are compared, three or more."""
     dims: study.Distinct[study.TwoOrMore] = (2, 10, 50)
     """Dimensions of its targets."""
@@ -87,10 +93,6 @@ class RwpoSampler(study.OutputFlags):
     threads: study.Count | None = None
     """Threads of the compiled functions; all by default. No number depends on it but the times."""
     out: study.Folder = Path("results/rwpo_sampler")
-
-    def check(self) -> None:
-        super().check()
-        study.distinct(self.budgets, "--budgets", 3)
 
 
 # Targets and runs

@@ -564,7 +564,7 @@ def distinct(values: Sequence[float], name: str, least: int = 1) -> None:
     """
     if len(values) < least or len(set(map(_number_text, values))) < len(values):
         raise InputError(
-            f"{name} is {listed(values) or 'empty'}: expected {least} or more numbers, each once"
+            f"{name} is {listed(values) or 'empty'}: expected {least} or more values, each once"
             + (" to six digits" if any(isinstance(value, float) for value in values) else "")
         )
 

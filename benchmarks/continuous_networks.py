@@ -17,6 +17,11 @@ of the two overheads within a round, in points, and the ratio of their times, ea
 interval of its median by a bootstrap over the rounds. Peak memory is that of the tensors, beyond
 what stays between two iterations, as torch counts them.
 
+The GPT of [OTT] Table 4 at its published size: an iteration of the baseline (6 x 6 x 384, blocks
+applied once), of the continuous model with its cost (5 x 5 x 320, 5 steps, as the README of the
+published code has it), and of one without the cost, which needs more steps: 10, those of the paper.
+On a CPU with fewer windows in a batch.
+
 On a GPU also the GPT step in bfloat16 with `torch.compile`: tokens per second, share of the card's
 rate of matrix products measured in the same run, and the same step of a plain GPT loop without the
 wrapper.
@@ -26,6 +31,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +47,7 @@ from wflow.nets import GPT, ContinuousTransformer, ViT, train
 from wflow.study.networks import memory
 
 VARIANTS = ("discrete", "loop", "wrapped", "checkpointed")
-STEPS, PAPER_STEPS = 20, 10  # of ours, and of the published GPT
+STEPS, PAPER_STEPS, FEW_STEPS = 20, 10, 5  # ours; of the published GPT in the paper, in its code
 COMMAND = "python benchmarks/continuous_networks.py"
 RESAMPLES, LEVEL = 10_000, 0.95  # of the bootstrap over the rounds
 
@@ -72,6 +78,8 @@ class Repeated(nn.Module):
 
 def moving(kind: str, blocks: nn.Module, steps: int) -> nn.Module:
     """The blocks as the body of a variant."""
+    if kind == "once":
+        return blocks
     if kind == "discrete":
         return Repeated(blocks, steps)
     if kind == "loop":
@@ -171,6 +179,30 @@ def measure(case: Case, device: torch.device, rounds: int, least: float) -> Resu
         found = (f"{row[f'{key}_{unit}']:.3f}" for key in ("median", "lower_95", "upper_95"))
         print("  wrapped over loop: {} {unit}, interval {} to {}".format(*found, unit=unit))
     return result
+
+
+def table_four(device: torch.device, rounds: int, least: float) -> list[dict[str, Any]]:
+    """Iterations of the models of [OTT] Table 4, and how many of the baseline's they take."""
+    windows = 60 if device.type == "cuda" else 1
+    tokens = torch.randint(65, (windows, 257), device=device)
+    sizes = {"baseline": (6, 6, 384, 0), "continuous": (5, 5, 320, FEW_STEPS),
+             "unregularised": (5, 5, 320, PAPER_STEPS)}  # fmt: skip
+    calls = {}
+    for name, (depth, heads, width, steps) in sizes.items():
+        make = partial(
+            GPT, vocabulary=65, context=256, width=width, depth=depth, heads=heads, dropout=0.2,
+            norm=not steps,
+        )  # fmt: skip
+        case = Case(name, make, tokens[:, :-1], tokens[:, 1:], steps)
+        calls[name] = variant(case, "wrapped" if steps else "once", device)
+    taken = in_rounds(calls, rounds, least)
+    rows = []
+    for name, (depth, heads, width, steps) in sizes.items():
+        ratio = spread((np.array(taken[name]) / np.array(taken["baseline"])).tolist(), "ratio")
+        size = {"network": f"{depth} x {heads} x {width}", "steps": steps, "windows": windows}
+        rows.append({"model": name} | size | spread(taken[name]) | ratio)
+        print(f"  {name:13s} {rows[-1]['median_ms']:9.1f} ms {ratio['median_ratio']:6.2f}")
+    return rows
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
@@ -297,6 +329,7 @@ def main() -> int:
         "iterations": [row for result in results for row in result.variants],
         "overhead": [row for result in results for row in result.overhead],
         "wrapped_over_loop": [result.over_loop for result in results],
+        "table_4": table_four(device, flags.rounds, flags.least),
     }
     if device.type == "cuda":
         body |= compiled_gpt(found[-1], device, flags.rounds, flags.least)

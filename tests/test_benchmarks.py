@@ -181,3 +181,28 @@ def test_page_shows_the_numbers_of_the_files_and_says_what_was_not_measured():
     changed = copy.deepcopy(documents)
     changed["compare"]["times"][SHAPE.name]["wflow, exact"]["median_ms"] = 2.25
     assert "2.25 (1.50 to 2.50)" in performance.page(changed)
+
+
+def test_paper_presets_are_counted_on_the_device_without_values():
+    torch = pytest.importorskip("torch")
+    import paper_presets
+    from point_clouds import PointClouds
+
+    from wflow.nets import train
+    from wflow.study import networks
+
+    model = torch.nn.Linear(3, 5, bias=False)
+    objective = train.objective(lambda output, target: (output - target).square().mean(), 0.0)
+    config = train.TrainConfig(steps=10, batch=8, schedule=train.Constant(0.1), accumulate=2)
+    run = networks.Run(model, objective, lambda step: (torch.ones(8, 3), torch.ones(8, 5)), config,
+                       lambda model: {})  # fmt: skip
+    cost = paper_presets.cost_of("linear", run, seeds=3)
+    # Products with the weights and for their gradient, two operations each; no input has one.
+    assert (cost.parameters, cost.rows) == (15, 4) and cost.step == 8 * 2 * (2 * 15)
+    assert cost.all_steps == 30 * cost.step and cost.memory >= 16 * 15 + 4 * 4 * 3
+
+    found = {
+        cost.model: cost for cost in paper_presets.costs("point_clouds", PointClouds.of("paper"))
+    }
+    assert found["baseline"].rows == 64 and found["continuous"].parameters < 1e6
+    assert found["continuous"].step > 5 * found["baseline"].step

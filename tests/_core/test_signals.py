@@ -98,9 +98,6 @@ def test_other_errors_of_finalizers_are_shown_as_before(monkeypatch) -> None:
     assert ignored == [ZeroDivisionError]
 
 
-# What a signal ends
-# ------------------
-
 KINDS = (signal.SIGINT, signal.SIGTERM)
 
 

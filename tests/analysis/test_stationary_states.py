@@ -16,10 +16,6 @@ FLOWS = ["softmax", "unnormalised", "effective"]
 SIGN = {"ascent": 1.0, "descent": -1.0}
 
 
-# An independent solver: the equation on the circle, in Fourier space, explicit in time
-# --------------------------------------------------------------------------------------
-
-
 def velocity(flow, m, g):
     """The ascent of heads with denominators m and gradients g."""
     if flow == "softmax":
@@ -65,10 +61,6 @@ class Fourier:
 def heads(seed, count=2, d=2, scale=0.5):
     z = scale * np.random.default_rng(seed).standard_normal((count, d, d))
     return z + z.swapaxes(1, 2)
-
-
-# The uniform density
-# -------------------
 
 
 @pytest.mark.parametrize("direction", ["ascent", "descent"])
@@ -156,10 +148,6 @@ def test_without_interaction_nothing_grows() -> None:
     assert stationary.growth_rate(0.0, 3, 2, 0.5) == -3.0
 
 
-# The amplitude equation
-# ----------------------
-
-
 def test_the_transition_without_denominator_turns_where_the_ratio_is_one_over_d() -> None:
     for d in (2, 3, 7):
         turn = optimize.brentq(
@@ -210,10 +198,6 @@ def test_branches_leave_the_uniform_density_as_the_amplitude_equation_says(
         assert bend / amplitude == pytest.approx(found.quadratic, rel=0.05)
     else:
         assert bend / amplitude**2 == pytest.approx(found.cubic, rel=0.01)
-
-
-# Stationary densities
-# --------------------
 
 
 @pytest.mark.parametrize("direction", ["ascent", "descent"])
@@ -308,10 +292,6 @@ def test_energies_are_those_of_a_cloud_of_the_nodes() -> None:
     entropy = -mass @ np.log(state.density)
     assert state.entropy == pytest.approx(entropy, rel=1e-10)
     assert state.free_energy == pytest.approx(-energy - kappa * entropy, rel=1e-10)
-
-
-# Branches
-# --------
 
 
 def folded(**options):

@@ -289,10 +289,6 @@ def test_a_scheduler_is_found_from_a_notebook_whose_thread_runs_a_loop(client) -
     asyncio.run(cell())
 
 
-# Who takes part
-# --------------
-
-
 def pem(folder: Path, security: Any) -> list[str]:
     """Files with the certificate of the cluster, that of a client and its key."""
     contents = security.tls_ca_file, security.tls_client_cert, security.tls_client_key

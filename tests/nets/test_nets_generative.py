@@ -53,10 +53,6 @@ def plain_value(phi, s):
     return phi.w @ u + (phi.A @ s).square().sum() / 2 + phi.b @ s + phi.c
 
 
-# The potential
-# -------------
-
-
 @pytest.mark.parametrize("layers", [2, 3])
 @pytest.mark.parametrize("dim", [1, 3, 5])
 def test_the_derivatives_of_the_potential_are_those_of_autograd(dim, layers):
@@ -105,10 +101,6 @@ def test_a_small_start_is_a_factor_of_the_potential_of_ot_flow():
         torch.manual_seed(0)
         values.append(generative.Potential(2, width=4, start=start)(x, 0.5))
     torch.testing.assert_close(values[1], 0.1 * values[0])
-
-
-# Attention
-# ---------
 
 
 def plain_weights(x, c, h, lam, beta, kernel, alone=False):
@@ -176,10 +168,6 @@ def test_single_precision_agrees_with_double():
     double, single = (generative.attention(y, y, **options) for y in (x, x.float()))
     for one, other in zip(double, single, strict=True):
         assert one is None or (one - other).abs().max() < 1e-5
-
-
-# Flows
-# -----
 
 
 @pytest.mark.parametrize(
@@ -429,9 +417,6 @@ def test_checkpointed_layers_give_the_same_gradients():
         slopes.append([p.grad for p in flow.parameters() if p.grad is not None])
     assert len(slopes[0]) > 8 and all(map(torch.equal, *slopes))
 
-
-# Training
-# --------
 
 MAP = torch.tensor([[1.2, 0.5], [0.0, 0.6]], dtype=DOUBLE)
 ENTROPY = 1 + math.log(2 * math.pi) + math.log(0.72)  # of MAP z + 1

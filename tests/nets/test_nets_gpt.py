@@ -159,10 +159,6 @@ def test_weights_that_do_not_fit_gpt_2_are_refused_by_name(name, value):
         GPT.from_gpt2(state, heads=2)
 
 
-# Losses in parts
-# ---------------
-
-
 @pytest.mark.parametrize("tokens", [1, 3, 1 << 20])
 def test_losses_in_parts_are_those_of_all_logits(tokens, monkeypatch):
     monkeypatch.setattr(gpt, "_LOGITS", 11 * tokens)

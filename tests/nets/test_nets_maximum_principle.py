@@ -44,10 +44,6 @@ def resnet(seed=0, **options):
     return nets.ControlledResNet(2, **settings).double()
 
 
-# The closed form
-# ---------------
-
-
 class Drift(nn.Module):
     """f(x, u) = A x + B u with the control itself as the weight."""
 
@@ -123,10 +119,6 @@ def test_msa_diverges_for_long_times_and_says_so_and_rho_makes_it_converge():
     losses = fit(regulator(3.0, 6), (X0,), terminal, steps=15, optimizer=method).loss_after.values
     assert (np.diff(losses) <= 0).all()
     assert losses[-1] == pytest.approx(float(riccati(3.0, 6)[1]), rel=0.01)
-
-
-# What the methods guarantee
-# --------------------------
 
 
 def problem(seed):
@@ -298,10 +290,6 @@ def test_ten_steps_by_costates_are_those_by_back_propagation(optimizer, rate, dr
         assert float((p - q).detach().abs().max()) <= 1e-10, name
 
 
-# Resuming, processes
-# -------------------
-
-
 def noisy():
     """A network with dropout in its layers."""
     net = Body()
@@ -342,10 +330,6 @@ def test_layers_in_processes_have_the_same_weights(cases):
         return net, fit(net, donut(), steps=2, optimizer=method)
 
     assert_same(trained(workers=2, devices=("cpu", "cpu")), trained())
-
-
-# Bad input
-# ---------
 
 
 @pytest.mark.parametrize(

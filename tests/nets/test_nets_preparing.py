@@ -98,10 +98,6 @@ def whole(tmp_path):
     return bytes_of(tmp_path / "whole")
 
 
-# What comes out
-# --------------
-
-
 def test_every_document_is_in_one_part_with_the_mark_behind_it(tmp_path):
     text = prepare(write(tmp_path / "texts"), tmp_path / "out")
     tokenizer, found = text.tokenizer(), []
@@ -181,10 +177,6 @@ def test_what_is_no_document_is_left_out_and_counted(tmp_path, whole):
     assert bytes_of(tmp_path / "out")["train.bin"] == whole["train.bin"]
     source = write(tmp_path / "halves", texts=[*TEXTS, "broken \ud83d owl"])  # of a surrogate pair
     assert prepare(source, tmp_path / "repaired").description["repaired"] == 1
-
-
-# Kills, full disks, several processes
-# ------------------------------------
 
 
 class Power(BaseException):
@@ -389,10 +381,6 @@ def test_processes_that_make_tokens_end_with_the_one_that_started_them(tmp_path,
         time.sleep(0.05)
 
 
-# Files of others, and bad input
-# ------------------------------
-
-
 @pytest.mark.parametrize("name", ["train.bin", INDEX, JOURNAL])
 @pytest.mark.parametrize("content", [b'{"of": "others"}', b"{", b"[]", b"\xff"])
 def test_files_of_others_and_damaged_ones_are_named_and_never_replaced(tmp_path, name, content):
@@ -548,10 +536,6 @@ def test_a_split_of_a_saved_data_set_has_all_its_files(tmp_path):
     (split / "data-00000-of-00001.arrow").unlink()
     with pytest.raises(InputError, match=r"data-00000.* is missing"):
         prepare(split, tmp_path / "out")
-
-
-# The command
-# -----------
 
 
 def test_the_command_prepares_and_says_what_it_made(tmp_path, whole, capsys):

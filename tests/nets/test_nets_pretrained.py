@@ -92,6 +92,18 @@ def left_by_kills(save, folder, copies, monkeypatch):
     return made
 
 
+def test_a_save_between_reading_configuration_and_weights_is_read_whole(saved, monkeypatch):
+    read, other = pretrained.read_weights, gpt(depth=1)
+
+    def late(path, sha256=None):
+        monkeypatch.setattr(pretrained, "read_weights", read)
+        other.save_pretrained(saved)
+        return read(path, sha256)
+
+    monkeypatch.setattr(pretrained, "read_weights", late)
+    assert len(nets.GPT.from_pretrained(saved).body) == 1
+
+
 def test_a_kill_while_a_save_replaces_another_leaves_one_of_both(tmp_path, monkeypatch):
     old, new, later = (nets.ViT(image=(1, 2, 2), patch=2, width=2, depth=1) for _ in range(3))
     old.save_pretrained(tmp_path / "net")

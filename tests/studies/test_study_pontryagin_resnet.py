@@ -20,10 +20,6 @@ SMOKE = study.PontryaginResnet.of("smoke", device="cpu")
 MODELS = study.MODELS
 
 
-# Data
-# ----
-
-
 @pytest.mark.parametrize("name", list(study.RED))
 def test_points_lie_in_the_square_and_both_classes_have_about_half(name):
     x, y = study.points(name, 4000, 3, 0)
@@ -49,10 +45,6 @@ def test_red_points_are_between_two_circles_in_a_cross_in_squares_on_an_arm():
     radius, angle = turned.norm(dim=1), torch.atan2(turned[:, 1], turned[:, 0])
     gap = (2.5 * torch.pi * radius - angle + torch.pi) % (2 * torch.pi) - torch.pi
     assert (gap.abs() * radius).median() < 0.3 and (gap.abs() < 1.2)[radius > 0.3].all()
-
-
-# Networks
-# --------
 
 
 def test_networks_have_equal_parameters_and_equal_weights_at_the_beginning():
@@ -112,10 +104,6 @@ def test_trajectories_end_at_their_distance_from_the_boundary():
     np.testing.assert_allclose(states[-1, :, 0], want, atol=2e-3)
     corner = net(torch.tensor([[-1.1, 1.1]])).output.softmax(1)[0, 1].item()
     assert region[0, -1] == pytest.approx(corner, abs=1e-3)
-
-
-# Comparisons
-# -----------
 
 
 def history(loss, forward=None, backward=None):
@@ -186,10 +174,6 @@ def test_findings_are_decided_by_the_numbers():
     better = [f for f in one if "better results" in f.prediction]
     assert {f.verdict for f in better} == {"inconclusive"}
     assert all("spread unknown" in f.found for f in better)
-
-
-# The study
-# ---------
 
 
 def test_study_writes_its_tables_and_resumes(resumed, monkeypatch):

@@ -210,10 +210,6 @@ def test_runs_that_record_little_have_a_page(tmp_path, changes) -> None:
     assert "Not shown" not in text and "Numbers" in parts.text
 
 
-# Foreign, unfinished and damaged files
-# -------------------------------------
-
-
 @pytest.mark.parametrize("content", [None, b"", b"hello"])
 def test_a_file_that_is_no_run_is_refused_as_by_info(tmp_path, content, capsys) -> None:
     file = tmp_path / "run.h5"
@@ -246,10 +242,6 @@ def test_an_unfinished_run_says_how_far_it_came(run, tmp_path) -> None:
         _, parts = page_of(source, tmp_path / "page.html")
         assert "recorded up to t = 0.18 of t = 0.4" in parts.text
     assert wflow.report(partial) == tmp_path / "run.html"
-
-
-# Studies
-# -------
 
 
 def write_study(folder: Path, text: str = "") -> None:
@@ -338,10 +330,6 @@ def test_a_study_of_networks_has_learning_curves(tmp_path) -> None:
     chart = data_of(text)["charts"]["s-0"]
     names = [curve["name"] for curve in chart["panels"][0]["curves"]]
     assert names == ["begun", "continuous", "plain"]
-
-
-# The file
-# --------
 
 
 def test_a_report_replaces_reports_and_nothing_else(run, tmp_path) -> None:

@@ -28,7 +28,9 @@ _WHOLE |= {torch.uint8, torch.uint16, torch.uint32, torch.uint64}
 _TYPES = {"real": _REAL, "whole": _WHOLE, "bool": {torch.bool}, "number": _REAL | _WHOLE}
 
 
-def tensor(value: Any, name: str, kind: Kind, like: Tensor | None = None) -> Tensor:
+def tensor(
+    value: Any, name: str, kind: Kind, like: Tensor | None = None, *, meta: bool = False
+) -> Tensor:
     """Check that a value is a dense tensor, in eager mode: a check would break a compiled graph.
 
     Parameters
@@ -41,11 +43,14 @@ def tensor(value: Any, name: str, kind: Kind, like: Tensor | None = None) -> Ten
         Real, floating point; whole, integers; bool; number, one of the first two.
     like : Tensor, optional
         Weight that it meets: on the same device and, for real, of the same type.
+    meta : bool, default False
+        Whether one without values will do, on torch's device meta, as in the pass of a network that
+        is there itself, for shapes and operations.
 
     Raises
     ------
     InputError
-        For anything else, and without `like` for a tensor on the device meta, which has no values.
+        For anything else.
     """
     if torch.compiler.is_compiling():
         return value  # type: ignore[no-any-return]
@@ -54,7 +59,7 @@ def tensor(value: Any, name: str, kind: Kind, like: Tensor | None = None) -> Ten
     if value.dtype not in _TYPES[kind]:
         raise InputError(f"{named} {value.dtype}: {expected}")
     device = like.device if like is not None else None
-    if value.device != device and (like is not None or value.is_meta):
+    if value.device != device and (like is not None or (value.is_meta and not meta)):
         where = f"expected {device}, where the network is" if like is not None else expected
         raise InputError(f"{named} on the device {value.device}: {where}")
     same = kind != "real" or like is None or value.dtype == like.dtype

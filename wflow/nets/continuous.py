@@ -276,7 +276,7 @@ class ContinuousTransformer(nn.Module):
         InputError
             For blocks that change the shape, and hidden states that are no real numbers.
         """
-        tensor(x, "hidden states", "real")
+        tensor(x, "hidden states", "real", meta=True)
         return self._velocity(x, context)
 
     def extra_repr(self) -> str:
@@ -290,7 +290,7 @@ class ContinuousTransformer(nn.Module):
         """Velocity of states that are real: `forward` checks the first, and each makes the next."""
         image = hidden_states(self.blocks(x, **context))
         if not image.is_floating_point():
-            tensor(image, "what the blocks return", "real")
+            tensor(image, "what the blocks return", "real", meta=True)
         if image.shape != x.shape:
             raise InputError(
                 f"the blocks turned hidden states {tuple(x.shape)} into {tuple(image.shape)}: "
@@ -322,7 +322,7 @@ class ContinuousTransformer(nn.Module):
         return self.dt / 2 * size.scale * total
 
     def _size(self, x: Tensor, valid: Tensor | None) -> "_Size":
-        tensor(x, "hidden states", "real")
+        tensor(x, "hidden states", "real", meta=True)
         if not x.numel():
             raise InputError(f"hidden states are of shape {tuple(x.shape)}: expected some")
         if not -x.ndim <= self.batch_dim < x.ndim:
@@ -333,7 +333,7 @@ class ContinuousTransformer(nn.Module):
         samples = x.shape[self.batch_dim]
         if valid is None:
             return _Size(1 / (x.numel() if self.cost == "mean" else samples), None)
-        tensor(valid, "valid", "bool")
+        tensor(valid, "valid", "bool", meta=True)
         if valid.shape != x.shape[: valid.ndim] or valid.ndim < 2:
             raise InputError(
                 f"valid is of shape {tuple(valid.shape)}: expected {tuple(x.shape[:2])}, the "
@@ -443,7 +443,7 @@ class NodeTransformer(nn.Module):
         Flow
             Hidden states after the last system, and the sum of the costs.
         """
-        tensor(x, "hidden states", "real")
+        tensor(x, "hidden states", "real", meta=True)
         total = x.new_zeros((), dtype=at_least_single(x.dtype))
         for system in self._each_system():
             x, cost = system(x, valid=valid, **context)

@@ -432,11 +432,11 @@ class Dynamics(nn.Module):
         InputError
             For states that are no real numbers, or `valid` of another shape.
         """
-        tensor(x, "states", "real")
+        tensor(x, "states", "real", meta=True)
         if not x.ndim or not x.numel():
             raise InputError(f"states are of shape {tuple(x.shape)}: expected (samples, ...)")
         if valid is not None:
-            tensor(valid, "valid", "bool")
+            tensor(valid, "valid", "bool", meta=True)
             if valid.shape != x.shape[: valid.ndim]:
                 raise InputError(
                     f"valid is of shape {tuple(valid.shape)}: expected the first dimensions of the "

@@ -164,7 +164,12 @@ class Pretrained(nn.Module):
             )
         digest = str(config.get("sha256"))
         fresh = _fresh(folder, digest)
-        state = read_weights(fresh if fresh.is_file() else folder / WEIGHTS, digest)
+        try:
+            state = read_weights(fresh if fresh.is_file() else folder / WEIGHTS, digest)
+        except InputError:
+            if read_config(folder) == config:
+                raise
+            return cls.from_pretrained(folder)  # another save came between
         return registry.filled(folder, config, state, cls)
 
 

@@ -448,7 +448,7 @@ def _check_targets(targets: Tensor, tokens: Tensor, vocabulary: int) -> None:
     """Check ids of next tokens, in eager mode; ids themselves on the CPU only."""
     if torch.compiler.is_compiling():
         return
-    tensor(targets, "targets", "whole", tensor(tokens, "token ids", "whole"))
+    tensor(targets, "targets", "whole", tensor(tokens, "token ids", "whole", meta=True))
     check_tokens(targets, vocabulary)
     if targets.shape != tokens.shape:
         raise InputError(

@@ -425,8 +425,8 @@ def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
     >>> round(float(train.cross_entropy(logits, classes)), 4)
     1.3863
     """
-    tensor(output, "output", "real")
-    tensor(targets, "targets", "whole")
+    tensor(output, "output", "real", meta=True)
+    tensor(targets, "targets", "whole", meta=True)
     if output.ndim < 2 or targets.shape != output.shape[:-1]:
         raise InputError(
             f"output is of shape {tuple(output.shape)} and targets are {tuple(targets.shape)}: "

@@ -413,7 +413,7 @@ def times() -> list[str]:
     first = next(iter(ours.values()))
     return [
         "## Table 4: Time of a training iteration",
-        f"`{found['command']}`, {found['machine']}, batches of {first['windows']} x 256 characters, "
+        f"`{found['command']}`, {found['machine']}, batches of {first['windows']} x 256 tokens, "
         f"median of {first['rounds']} rounds, {found['date'].partition('T')[0]}; the ratio is that "
         "within a round, with its range. [OTT] does not name the numbers of steps: 5, of its code, "
         "and 10, of its other tables, are taken here.",

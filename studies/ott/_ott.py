@@ -109,7 +109,7 @@ def classified(
 ) -> dict[str, float]:
     """Share of right answers and mean cross-entropy over batches (inputs..., labels).
 
-    The processes of a processes take turns with the batches, and all get the result.
+    The processes take turns with the batches, and all get the result.
     """
     import torch
 

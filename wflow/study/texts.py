@@ -125,7 +125,7 @@ def loss_on(
 ) -> float:
     """Mean loss per token over all of a text, in windows that do not overlap.
 
-    The processes of a processes take turns with the windows, and all get the result.
+    The processes take turns with the windows, and all get the result.
     """
     import torch
 

@@ -28,7 +28,6 @@ wrapper.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -42,7 +41,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wflow._core.checks import positive, whole
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.nets import GPT, ContinuousTransformer, ViT, train
 from wflow.study.networks import memory
 
@@ -360,4 +359,4 @@ def _name(device: torch.device) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -18,7 +18,6 @@ gradients count where they are there at that time.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from wflow._core.checks import positive, whole
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.nets import GPT, control, train
 from wflow.nets.blocks import Stack
 from wflow.nets.control.sweep import swept
@@ -210,4 +209,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -16,7 +16,6 @@ error" what the fit C/sqrt(n) of their errors gives for this number.
 """
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from report import goal, write
 import wflow
 from wflow import meanfield
 from wflow.analysis.fits import power_law
-from wflow.cli import guarded
+from wflow.cli import script
 
 COMMAND = "python benchmarks/meanfield.py"
 SPHERES = (1002, 2562, 10242, 40962, 163842, 998562)
@@ -181,4 +180,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

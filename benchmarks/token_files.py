@@ -34,7 +34,7 @@ import torch
 from report import goal, spread, write
 
 from wflow._core.checks import whole
-from wflow.cli import guarded
+from wflow.cli import script
 from wflow.nets import GPT, data, train
 from wflow.nets.data.datasets import gpt2_pairs
 from wflow.nets.data.token_files import TokenFile
@@ -240,4 +240,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    script(main)

@@ -44,7 +44,7 @@ STUDIES = {
     "shakespeare_words": "ShakespeareWords", "web_text": "WebText",
     "nanogpt_sizes": "NanogptSizes",
 }  # fmt: skip
-COMMAND = "python benchmarks/paper_presets.py"
+COMMAND = "python benchmarks/paper_presets.py --page docs/results/paper_presets.md"
 
 
 def model_net40(flags: Any) -> Any:
@@ -76,20 +76,20 @@ def long_reviews(flags: Any) -> Any:
     return module.Splits(flags, {0: data})
 
 
-STAND_INS: dict[str, Callable[[Any], Any]] = {
+SUBSTITUTES: dict[str, Callable[[Any], Any]] = {
     "sentiment": long_reviews, "point_clouds": model_net40, "web_text": open_web_text,
 }  # fmt: skip
 
 
 def first_rows(batches: Any, rows: int) -> tuple[Tensor, ...]:
-    """The first rows of the batch of the first step."""
+    """Return the first rows of the batch of the first step."""
     if callable(batches):
         return tuple(each[:rows] for each in batches(0))
     return tuple(map(torch.stack, zip(*(batches[k] for k in range(rows)), strict=True)))
 
 
 def one_row(run: networks.Run) -> tuple[int, int]:
-    """Operations of forward and backward pass of a row, and bytes kept between the passes.
+    """Count operations of both passes of a row, and bytes kept between them.
 
     The first of two rows is left out, with what does not depend on their number.
     """
@@ -143,9 +143,9 @@ def cost_of(name: str, run: networks.Run, seeds: int) -> Cost:
 
 
 def costs(name: str, flags: Any) -> list[Cost]:
-    """What a preset of a study asks for, model by model."""
+    """Count what a preset of a study asks for, model by model."""
     experiment = importlib.import_module(name).EXPERIMENT
-    data = STAND_INS[name](flags) if name in STAND_INS else experiment.load(flags)
+    data = SUBSTITUTES[name](flags) if name in SUBSTITUTES else experiment.load(flags)
     seeds = experiment.seeds(flags)
     found = []
     for model, what in experiment.models(flags).items():
@@ -155,7 +155,7 @@ def costs(name: str, flags: Any) -> list[Cost]:
 
 
 def page(rate: float) -> str:
-    """The page: every model of every study, and the sum of each study."""
+    """Write the page of every model of every study."""
     rows = []
     for name, flags in STUDIES.items():
         found = costs(name, getattr(importlib.import_module(name), flags).of("paper"))

@@ -232,7 +232,8 @@ def load(flags: RwpoBenchmarks) -> Trials:
     }
 
     def examine(name: str, seed: int, trained: Trained) -> Record:
-        folder, setting = networks.folder_of(flags.out, name, seed), networks.settings(flags)
+        folder = networks.folder_of(flags.out, name, seed)
+        setting = [networks.settings(flags), networks.code_of(examined)]
         measured = functools.partial(examined, flags, tried[name][0], trained, trial=True)
         return networks.cached_record(folder, setting, trained, measured, resume=flags.resume)
 

@@ -44,8 +44,7 @@ def tensor(
     like : Tensor, optional
         Weight that it meets: on the same device and, for real, of the same type.
     meta : bool, default False
-        Whether one without values will do, on torch's device meta, as in the pass of a network that
-        is there itself, for shapes and operations.
+        Whether a tensor on torch's device meta is accepted, which has a shape and no values.
 
     Raises
     ------

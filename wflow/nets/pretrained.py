@@ -13,8 +13,9 @@ names they have, so that a process killed at any time leaves the old network or 
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from wflow._version import __version__
 from wflow.nets import registry
 from wflow.nets.files import Kind, check_replaceable, marked, replace
 
+N = TypeVar("N", bound=nn.Module)
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _FORM = "wflow-network/1"
 _KINDS = {
@@ -155,22 +157,24 @@ class Pretrained(nn.Module):
         False
         """
         folder = path_of(folder, "folder")
-        config = read_config(folder)
-        form = config.get("format", config.get("model_type"))
-        if form != _FORM:
-            raise InputError(
-                f"{folder / CONFIG} is of another program, or of a newer wflow ({form!s:.40}): "
-                f"expected {_SAVED}, with a {cls.__name__}"
-            )
-        digest = str(config.get("sha256"))
-        fresh = _fresh(folder, digest)
-        try:
-            state = read_weights(fresh if fresh.is_file() else folder / WEIGHTS, digest)
-        except InputError:
-            if read_config(folder) == config:
-                raise
-            return cls.from_pretrained(folder)  # another save came between
-        return registry.filled(folder, config, state, cls)
+        with suppress(InputError):
+            return _read(folder, cls)
+        return _read(folder, cls)  # again, where a save replaced the files meanwhile
+
+
+def _read(folder: Path, cls: type[N]) -> N:
+    """Read the network of a folder once."""
+    config = read_config(folder)
+    form = config.get("format", config.get("model_type"))
+    if form != _FORM:
+        raise InputError(
+            f"{folder / CONFIG} is of another program, or of a newer wflow ({form!s:.40}): "
+            f"expected {_SAVED}, with a {cls.__name__}"
+        )
+    digest = str(config.get("sha256"))
+    fresh = _fresh(folder, digest)
+    state = read_weights(fresh if fresh.is_file() else folder / WEIGHTS, digest)
+    return registry.filled(folder, config, state, cls)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

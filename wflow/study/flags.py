@@ -536,16 +536,16 @@ def listed(values: Any) -> str:
     return " ".join(map(_number_text, values))
 
 
-def _number_text(value: float) -> str:
+def _number_text(value: float | str) -> str:
     return str(value) if isinstance(value, int | str) else f"{value:g}"
 
 
-def distinct(values: Sequence[float], name: str, least: int = 1) -> None:
-    """Refuse numbers of which one comes twice, to six digits, or of which there are too few.
+def distinct(values: Sequence[float | str], name: str, least: int = 1) -> None:
+    """Refuse values of which one comes twice, numbers to six digits, or that are too few.
 
     Parameters
     ----------
-    values : sequence of float
+    values : sequence of float or str
         Values of a flag; names of run files are made of them.
     name : str
         The flag, such as "--taus".

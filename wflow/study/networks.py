@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
@@ -297,8 +297,9 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> None:
     with session(experiment.name, flags) as opened_session:
         data = on_rank_zero(flags, lambda: experiment.load(flags))
         source = getattr(data, "source", None)
-        wanted = [*experiment.numbers, *experiment.along, _fingerprint(experiment.measure)]
-        setting = [source, settings(flags), missing(flags.needs), wanted]
+        setting = [source, settings(flags), missing(flags.needs), *experiment.numbers]
+        setting += experiment.along
+        code = cache(lambda: code_of(experiment.measure))  # takes seconds: in the first process
         coords = experiment.coords(flags)
         unknown: Record = dict.fromkeys(experiment.numbers, np.nan)
         unknown |= {
@@ -311,7 +312,8 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> None:
                 return unknown | times(trained.history) | found
 
             folder = folder_of(flags.out, name, seed)
-            return cached_record(folder, setting, trained, measured, resume=flags.resume)
+            known = [*setting, code()]
+            return cached_record(folder, known, trained, measured, resume=flags.resume)
 
         results = train_all(
             opened_session,
@@ -439,8 +441,8 @@ def cached_record(
 ) -> Record:
     """Return what was measured of a training, from record.json in its folder or measured now.
 
-    A study that is resumed measures nothing again. The record is that of the same training, known
-    by its losses and its configuration, and of the same setting.
+    A study that is resumed measures nothing again, unless its code changed. The record is that of
+    the same training, known by its losses and its configuration, and of the same setting.
 
     Parameters
     ----------
@@ -466,8 +468,9 @@ def cached_record(
                 found = None
         if isinstance(found, dict) and found.get("key") == key:
             return checks.field(found, "record", dict, file)
+    measured = examine()
     try:
-        content = json.dumps({"key": key, "record": examine()}, default=_plain)
+        content = json.dumps({"key": key, "record": measured}, default=_plain)
     except TypeError as error:
         raise InputError(f"what `measure` returns is not for JSON: {error}") from None
     record: Record = json.loads(content)["record"]  # as a study that is resumed reads it
@@ -483,8 +486,8 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"it holds {type(value).__name__}: expected numbers, texts and lists of these")
 
 
-def _fingerprint(measure: Callable[..., Record]) -> str:
-    """Return what identifies a measurement by its code; a new one where nothing does."""
+def code_of(measure: Callable[..., Record]) -> str:
+    """Return what identifies a measurement by its code; a new text each time where nothing does."""
     try:
         return fingerprint(measure)
     except NotComparable:
@@ -626,10 +629,7 @@ def paired(
         return f"{np.exp(value):.3g}" if ratio else f"{value:{style}}"
 
     if not np.isfinite(gaps).all():
-        gone = [int((~np.isfinite(values)).sum()) for values in pair]
-        if gone[0] or not any(gone):  # a ratio of numbers that are not positive is none either
-            return "a model diverged" if any(gone) else "a number is not positive", "not confirmed"
-        return "the model compared with diverged", "inconclusive"
+        return "a model diverged", "not confirmed"
     if gaps.size == 1:
         return f"{text(mean)}, one seed, spread unknown", "inconclusive"
     from scipy.stats import t

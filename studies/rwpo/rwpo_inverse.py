@@ -439,7 +439,7 @@ def measure(
         with torch.no_grad():
             given = tensors(known.check.x[:256], features[:256])
             sizes = flow.ess(*(each.to(flow.potential.w) for each in given))  # type: ignore
-        record["attention"] = float(sizes.nanmean())
+        record["attention"] = float(np.nanmean(sizes.cpu().numpy()))
     return record | {
         "relative_l1": float(np.mean(mine_l1)),
         "reference_l1": float(np.mean(exact_l1)),

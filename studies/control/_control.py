@@ -1,11 +1,11 @@
-"""What the studies of [GPTOC] share: windows of a text, trainings, tables, claims over runs.
+"""What the studies of [GPTOC] share: windows of a text, trainings, tables.
 
 Torch is loaded when something is trained: the flags and their `--help` work without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow import nets
-from wflow.study import Finding, networks
-from wflow.study.frame import Verdict
+from wflow.study import networks
 from wflow.study.networks import Results
 
 FloatArray = NDArray[np.float64]
@@ -40,15 +39,3 @@ def config(steps: int, batch: int, rate: float, seed: int, **given: Any) -> nets
 def columns(results: Results, names: Iterable[str]) -> Callable[..., list[str]]:
     """Make columns of a table of some networks, as `networks.column` does of all."""
     return partial(networks.column, Results({name: results.records[name] for name in names}, {}))
-
-
-def claim(
-    statement: str,
-    source: str,
-    pairs: Mapping[str, Pair],
-    compare: Callable[..., tuple[str, Verdict]] = networks.paired,
-) -> Finding:
-    """Whether the first numbers of every case lie above the second ones."""
-    found = {case: compare(*pair) for case, pair in pairs.items()}
-    text = "; ".join(f"{case}: {text}" for case, (text, _) in found.items())
-    return Finding(statement, source, text, networks.joint([v for _, v in found.values()]))

@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from _control import FloatArray, Pair, claim, config, window_set
+from _control import FloatArray, Pair, config, window_set
 
 from wflow import InputError, nets, study
 from wflow._core.extras import install, missing
 from wflow.cli import script
 from wflow.study import Finding, networks
-from wflow.study.networks import Record, Results, Run, Trained
+from wflow.study.networks import Record, Results, Run, Trained, claim
 from wflow.study.texts import EVALUATION, NextToken, loss_on
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import tyro
-from _control import FloatArray, Pair, claim, columns, config, window_set
+from _control import FloatArray, Pair, columns, config, window_set
 from numpy.typing import NDArray
 
 from wflow import nets, study
@@ -35,7 +35,7 @@ from wflow.plots.figure import PAGE, grid, style
 from wflow.plots.networks import COLOURS as CYCLE
 from wflow.plots.networks import draw_histories
 from wflow.study import Finding, networks
-from wflow.study.networks import Record, Results, Run, Trained
+from wflow.study.networks import Record, Results, Run, Trained, claim
 from wflow.study.texts import EVALUATION, loss_on
 
 if TYPE_CHECKING:

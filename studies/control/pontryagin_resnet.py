@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import tyro
-from _control import FloatArray, Pair, claim, columns, config
+from _control import FloatArray, Pair, columns, config
 
 from wflow import nets, study
 from wflow.cli import script
 from wflow.plots.figure import PAGE, grid, style
 from wflow.study import Finding, networks
-from wflow.study.networks import Record, Results, Run, Trained
+from wflow.study.networks import Record, Results, Run, Trained, claim
 
 if TYPE_CHECKING:
     import torch

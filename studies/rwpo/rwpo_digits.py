@@ -494,10 +494,8 @@ def findings(flags: RwpoDigits, tools: Tools, results: Results) -> list[study.Fi
 
     def claim(statement: str, source: str, pairs: dict[int, tuple]) -> study.Finding:
         """Of numbers for every d: what should be less, and what it should be less than."""
-        found = {d: networks.paired(more, less) for d, (less, more) in pairs.items()}
-        text = "; ".join(f"d = {d}: {text}" for d, (text, _) in found.items())
-        verdict = networks.joint([verdict for _, verdict in found.values()])
-        return study.Finding(statement, source, text, verdict)
+        cases = {f"d = {d}": (more, less) for d, (less, more) in pairs.items()}
+        return networks.claim(statement, source, cases)
 
     def than_ot_flow(model: str, key: str) -> dict[int, tuple]:
         return {

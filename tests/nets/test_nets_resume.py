@@ -33,6 +33,7 @@ from wflow import (  # noqa: E402
 )
 from wflow.nets import train  # noqa: E402
 from wflow.nets.data.batches import EpochBatches  # noqa: E402
+from wflow.nets.training import identity  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -397,3 +398,10 @@ def test_names_that_change_on_the_way_are_refused():
     with pytest.raises(InputError, match="names"):
         names = iter("ab")
         run(evaluate=lambda model: {next(names): 1.0})
+
+
+def test_arrays_of_any_layout_and_type_identify_an_objective():
+    odd = [np.array([1.0]).astype(">f8"), np.arange(4)[::-1], np.array(["a"]), np.array([1j])]
+    found = [identity.named(functools.partial(abs, x))["arguments"] for x in odd]
+    sparse = identity.named(functools.partial(abs, torch.eye(2).to_sparse()))
+    assert len({str(each) for each in found}) == 4 and "sha256" in str(sparse)

@@ -15,7 +15,7 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -26,8 +26,8 @@ from wflow._core.files import locked, opened, read_object, read_whole, remove_dr
 from wflow._version import __version__
 from wflow.nets import registry
 from wflow.nets.files import Kind, check_replaceable, marked, replace
+from wflow.nets.registry import N
 
-N = TypeVar("N", bound=nn.Module)
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _FORM = "wflow-network/1"
 _KINDS = {

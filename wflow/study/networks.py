@@ -643,6 +643,25 @@ def paired(
     return f"{text(mean)} (95 % {text(mean - half)} to {text(mean + half)})", verdict
 
 
+def claim(
+    statement: str,
+    source: str,
+    pairs: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    compare: Callable[..., tuple[str, Verdict]] = paired,
+) -> Finding:
+    """Decide whether the first numbers of every case lie above the second ones.
+
+    Parameters
+    ----------
+    statement, source : the prediction, and who makes it
+    pairs : case -> numbers that are said to be more, and less, one per seed
+    compare : `paired` or `compared`
+    """
+    found = {case: compare(*pair) for case, pair in pairs.items()}
+    text = "; ".join(f"{case}: {text}" for case, (text, _) in found.items())
+    return Finding(statement, source, text, joint([verdict for _, verdict in found.values()]))
+
+
 def column(
     results: Results, key: str, style: str | Callable[[float], str], place: Any = ...
 ) -> list[str]:

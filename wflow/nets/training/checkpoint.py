@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from pickle import PicklingError
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,10 +40,9 @@ from wflow._core.files import check_zip, open_hdf5, opened, own_folder
 from wflow.nets import registry
 from wflow.nets.checks import load_tensors, module
 from wflow.nets.files import Kind, check_replaceable, marked, replace
+from wflow.nets.registry import N
 from wflow.nets.training.history import METRICS, METRICS_JSON
 from wflow.runs.read import differences
-
-N = TypeVar("N", bound=nn.Module)
 
 TRAINING = Kind("checkpoint of a training", marked(b"PK\3\4", b"wflow-training/"))
 MODEL = Kind("file of save_model", marked(b"PK\3\4", b"wflow-model/"))

@@ -60,14 +60,12 @@ def _attribute(value: Any, depth: int) -> Any:
         value = value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU":
         kind = f"torch.{value.dtype}" if value.dtype.kind in "biuf" else str(value.dtype)
-        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
-        return f"{kind} {value.shape} sha256 {digest}"
+        return _digest(kind, value.shape, value.tobytes())
     if isinstance(value, Tensor) and not dense(value):
         value = value.to_dense()
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]
-        return f"{value.dtype} {tuple(value.shape)} sha256 {digest}"
+        return _digest(str(value.dtype), tuple(value.shape), flat.numpy().tobytes())
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if depth == _DEPTH:
@@ -79,3 +77,8 @@ def _attribute(value: Any, depth: int) -> Any:
     if isinstance(value, FunctionType | BuiltinFunctionType | type):
         return value.__qualname__
     return named(value, depth + 1)
+
+
+def _digest(kind: str, shape: tuple[int, ...], data: bytes) -> str:
+    """Return what identifies an array: its type, shape and contents."""
+    return f"{kind} {shape} sha256 {hashlib.sha256(data).hexdigest()[:16]}"

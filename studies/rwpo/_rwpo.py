@@ -152,5 +152,5 @@ def learning_curves(
         axis.set_visible(False)
     for axis in axes[:, 0]:
         axis.set_ylabel(label)
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=6)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4)
     return figure

@@ -2,7 +2,8 @@
 
 A study has its findings in `summary.json`. They are published in
 `docs/results/findings/STUDY.json`, where texts may be shortened and get links; every verdict there
-is one that a study decided.
+is one that a study decided. A finding about a theorem is marked there by `"theorem": true`: runs
+prove nothing that is proved, so that the pages say "consistent" where the study found "confirmed".
 
     python docs/_ext/predictions.py                       # writes both
     python docs/_ext/predictions.py results/ou_heads ...  # takes their findings first
@@ -12,6 +13,7 @@ A file of findings that two folders of one study share is named by hand: see `po
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,12 @@ HEAD = """# Predictions and verdicts
 
 Every prediction of the theory and every claim of the papers that a study tries, with the verdict
 that the code of the study decides from its numbers. A claim that was tried below the size of its
-paper is confirmed or not *at this size*. Command, seed, device, data and date are on the page of
-each study; the rows come from
+paper is confirmed or not *at this size*; numbers that agree with a theorem are *consistent* with
+it. Command, seed, device, data and date are on the page of each study; the rows come from
 [its findings](https://github.com/wflow/wflow/blob/main/docs/results/findings).
 """
+VERDICTS = ("confirmed", "consistent", "confirmed in part", "inconclusive", "not confirmed")
+FOLDED = 170  # characters of a result from which its further cases are folded
 # Heading, text, and files of findings, in the order of the page.
 SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
@@ -87,6 +91,31 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
+def shown(finding: dict[str, Any]) -> str:
+    """The verdict of a finding, as the pages give it."""
+    consistent = finding.get("theorem") and finding["verdict"] == "confirmed"
+    return "consistent" if consistent else str(finding["verdict"])
+
+
+def short(verdict: str) -> str:
+    """A verdict without the size at which it was found."""
+    return verdict.removesuffix(" at this size")
+
+
+def folded(found: str) -> str:
+    """The numbers of a finding: the first case, and the others to unfold where they are long."""
+    cases: list[str] = []
+    for part in found.split("; "):
+        if cases and cases[-1].count("(") > cases[-1].count(")"):
+            cases[-1] += f"; {part}"
+        else:
+            cases.append(part)
+    if len(found) <= FOLDED or len(cases) == 1:
+        return found
+    summary = f"{cases[0]} <i>and {len(cases) - 1} more</i>"
+    return f"<details><summary>{summary}</summary>{'; '.join(cases[1:])}</details>"
+
+
 def table(names: tuple[str, ...]) -> str:
     """A row for each finding of some studies."""
     rows = ["{.predictions}", "| prediction | verdict | result | source | study |",
@@ -96,15 +125,39 @@ def table(names: tuple[str, ...]) -> str:
         study = document["study"]
         label = f"{study}, {document['label']}" if "label" in document else study
         for f in document["findings"]:
-            cells = (f["prediction"], f["verdict"], f["found"], f["source"])
+            kind = short(shown(f)).replace(" ", "-")
+            verdict = f'<span class="verdict {kind}">{shown(f)}</span>'
+            cells = (f["prediction"], verdict, folded(f["found"]), f["source"])
             rows.append(f"| {' | '.join(cells)} | [{label}]({study}.md) |")
     return "\n".join(rows)
+
+
+def counts() -> str:
+    """How many findings have each verdict, as buttons that show these alone.
+
+    The choice is made by docs/_static/predictions.css: no script has to run.
+    """
+    every = [shown(f) for _, _, names in SECTIONS for name in names for f in read(name)["findings"]]
+    kinds = Counter(map(short, every))
+    choices = {"all": len(every)} | {verdict: kinds[verdict] for verdict in VERDICTS}
+    assert sum(choices.values()) == 2 * len(every), f"verdicts are {sorted(set(every))}"
+    buttons = []
+    for name, count in choices.items():
+        kind, checked = name.replace(" ", "-"), " checked" if name == "all" else ""
+        buttons.append(
+            f'<label><input type="radio" name="verdict" id="{kind}"{checked}> {name} '
+            f'<b class="verdict {kind}">{count}</b></label>'
+        )
+    below = sum(verdict.endswith(" at this size") for verdict in every)
+    lines = ['<fieldset class="verdicts"><legend>Findings by verdict</legend>', *buttons,
+             "</fieldset>"]  # fmt: skip
+    return "\n".join(lines) + f"\n\n{below} of them were found below the size of the paper.\n"
 
 
 def page() -> str:
     """The page of all predictions."""
     links = "\n".join(f"[{name.upper()}]: #ref-{name}" for name in PAPERS)
-    parts = [HEAD]
+    parts = [HEAD, counts()]
     for heading, text, names in SECTIONS:
         parts += [f"## {heading}\n", *([f"{text}\n"] if text else []), f"{table(names)}\n"]
     return "\n".join([*parts, f"{links}\n"])
@@ -118,9 +171,7 @@ def readme(text: str) -> str:
     for name, place, claim in MAIN:
         document = read(name)
         f, study = document["findings"][place], document["study"]
-        theorem = f["verdict"] == "confirmed" and "Theorem" in f["source"]  # runs prove none
-        verdict = "consistent" if theorem else f["verdict"]
-        rows.append(f"| [{claim}][{study}] ({f['source']}) | {verdict} | {f['found']} |")
+        rows.append(f"| [{claim}][{study}] ({f['source']}) | {shown(f)} | {f['found']} |")
     return before + BEGIN + "\n".join(rows) + "\n" + END + after
 
 

@@ -28,4 +28,14 @@ def test_verdicts_of_a_page_are_those_of_its_findings(monkeypatch):
                 start = f"| {finding['prediction']} | {finding['source']} | {finding['found']} |"
                 verdicts = {line[len(start) :].strip(" |") for line in lines.splitlines()
                             if line.startswith(start)}  # fmt: skip
-                assert verdicts <= {finding["verdict"]}, (name, finding["prediction"])
+                assert verdicts <= {pages.shown(finding)}, (name, finding["prediction"])
+
+
+def test_cases_are_folded_whole(monkeypatch):
+    """A long result is cut between its cases, never within brackets."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    pages = importlib.import_module("predictions")
+    cases = ["one: 1 (of 2; at once)", *["another: 2"] * 20]
+    folded = pages.folded("; ".join(cases))
+    assert f"<summary>{cases[0]} <i>and 20 more</i></summary>{'; '.join(cases[1:])}" in folded
+    assert pages.folded(cases[0]) == cases[0]

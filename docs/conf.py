@@ -105,7 +105,7 @@ html_theme_options = {
     "secondary_sidebar_items": {
         **{page: ["page-toc"] for page in ["api/**", "gallery/**", "guide/**", "theory/**"]},
         **{page: ["page-toc"] for page in ["development/**", "tutorials/**", "start", "extending"]},
-        **{page: [] for page in ["results/**", "theory/energy_balance", "performance", "index"]},
+        **{page: [] for page in ["results/**", "theory/energy_balance", "performance**", "index"]},
     },
     "pygments_light_style": "tango",
     "pygments_dark_style": "monokai",

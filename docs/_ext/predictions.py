@@ -1,4 +1,7 @@
-"""Write `docs/results/predictions.md` and the table of the README from the findings of the studies.
+"""Write the pages of predictions and the table of the README from the findings of the studies.
+
+These are `docs/results/predictions.md`, and `docs/results/reproductions/*.md`, where a comment
+`<!-- findings: Table 3 of mnist_vit, point_clouds_solids -->` has those of a source below it.
 
 A study has its findings in `summary.json`. They are published in
 `docs/results/findings/STUDY.json`, where texts may be shortened and get links; every verdict there
@@ -12,6 +15,7 @@ A file of findings that two folders of one study share is named by hand: see `po
 """
 
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -20,6 +24,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 PAGE, README = RESULTS / "predictions.md", ROOT / "README.md"
+REPRODUCTIONS = RESULTS / "reproductions"
+FINDINGS = re.compile(r"(<!-- findings: (.+?) of (.+?) -->\n).*?(<!-- end of findings -->\n)", re.S)
 BEGIN, END = "<!-- results: docs/_ext/predictions.py -->\n", "<!-- end of results -->\n"
 
 HEAD = """# Predictions and verdicts
@@ -116,19 +122,20 @@ def folded(found: str) -> str:
     return f"<details><summary>{summary}</summary>{'; '.join(cases[1:])}</details>"
 
 
-def table(names: tuple[str, ...]) -> str:
-    """A row for each finding of some studies."""
+def table(names: tuple[str, ...], source: str = "", folder: str = "") -> str:
+    """A row for each finding of some studies, or for those that name a source."""
     rows = ["{.predictions}", "| prediction | verdict | result | source | study |",
             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    named = re.compile(rf"{re.escape(source)}(?!\d)", re.IGNORECASE)
     for name in names:
         document = read(name)
         study = document["study"]
         label = f"{study}, {document['label']}" if "label" in document else study
-        for f in document["findings"]:
+        for f in filter(lambda f: named.search(f["source"]), document["findings"]):
             kind = short(shown(f)).replace(" ", "-")
             verdict = f'<span class="verdict {kind}">{shown(f)}</span>'
             cells = (f["prediction"], verdict, folded(f["found"]), f["source"])
-            rows.append(f"| {' | '.join(cells)} | [{label}]({study}.md) |")
+            rows.append(f"| {' | '.join(cells)} | [{label}]({folder}{study}.md) |")
     return "\n".join(rows)
 
 
@@ -163,6 +170,16 @@ def page() -> str:
     return "\n".join([*parts, f"{links}\n"])
 
 
+def reproduction(text: str) -> str:
+    """A page of reproductions with the findings that its comments ask for."""
+
+    def filled(match: re.Match[str]) -> str:
+        begin, source, names, end = match.groups()
+        return f"{begin}\n{table(tuple(names.split(', ')), source, '../')}\n\n{end}"
+
+    return FINDINGS.sub(filled, text)
+
+
 def readme(text: str) -> str:
     """The README with the table of its main results."""
     before, _, rest = text.partition(BEGIN)
@@ -186,8 +203,11 @@ def publish(folder: Path) -> None:
 def main() -> None:
     for folder in sys.argv[1:]:
         publish(Path(folder))
-    for file, text in {PAGE: page(), README: readme(README.read_text(encoding="utf-8"))}.items():
-        file.write_text(text, encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
+    for file, made in (
+        {README: readme} | dict.fromkeys(REPRODUCTIONS.glob("*.md"), reproduction)
+    ).items():
+        file.write_text(made(file.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

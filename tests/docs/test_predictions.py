@@ -12,6 +12,13 @@ def test_pages_are_made_of_the_findings(monkeypatch):
     assert pages.PAGE.read_text(encoding="utf-8") == pages.page()
     readme = pages.README.read_text(encoding="utf-8")
     assert readme == pages.readme(readme)
+    reproductions = list(pages.REPRODUCTIONS.glob("*.md"))
+    for file in reproductions:
+        text = file.read_text(encoding="utf-8")
+        assert text == pages.reproduction(text)
+        tables = text.split("| --- | --- | --- | --- | --- |\n")[1:]
+        assert all(table.startswith("| ") for table in tables), f"{file.name}: no findings"
+    assert reproductions
     files = {file.stem for file in (pages.RESULTS / "findings").iterdir()}
     assert files == {name for _, _, names in pages.SECTIONS for name in names}
 

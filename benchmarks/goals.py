@@ -203,7 +203,8 @@ def table(goals: list[Goal]) -> str:
         text += f" ({place}): measured on {name}."
     columns = {title: [row[title] for row in rows] for title in rows[0]}
     reasons = [f"- {goal.what}: {goal.reason}" for goal in goals if goal.reason]
-    return "\n\n".join(filter(None, (text, markdown_table(columns), "\n".join(reasons))))
+    cards = "{.cards}\n" + markdown_table(columns)  # on a phone; docs/_static/predictions.css
+    return "\n\n".join(filter(None, (text, cards, "\n".join(reasons))))
 
 
 class Place(NamedTuple):

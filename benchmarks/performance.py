@@ -154,7 +154,7 @@ def first(documents: dict[str, dict[str, Any]], reached: list[goals.Goal]) -> st
         "# Performance",
         f"Medians of `make bench`, on {machine}; ratios are of times in one run. "
         "[Method, machines and goals](performance/goals.md).",
-        sections.table(rows),
+        "{.cards}\n" + sections.table(rows),
         f"Of all goals: {goals.tally(reached)}."
         + f" Missed: {'; '.join(missed)}. [Why](performance/goals.md)." * bool(missed),
         f"Details: {', '.join(links)}.",
@@ -183,7 +183,7 @@ def joined(parts: list[str]) -> str:
 
 def wrapped(block: str) -> str:
     """A paragraph, or each entry of a list, in lines of the width of the other pages."""
-    if block.startswith(("|", "#", "    ", "<!--", "```", "performance/")):
+    if block.startswith(("|", "#", "    ", "<!--", "```", "performance/", "{.")):
         return block
     return "\n".join(
         textwrap.fill(

@@ -37,22 +37,22 @@ FILES = "phase diagram with its run files"
 OVER_TORCH = "phase diagram in memory, time of torch over that of wflow"
 FIRST = "first start of a study, with compilation (s)"
 WHY: dict[str, str] = {
-    SHORT: "what does not grow with the heads, a in the table of the section below, is a fifth to "
+    SHORT: "what does not grow with the heads, a in the table of `exact_sums`, is a fifth to "
     "a quarter of a step of 8 heads, and about half of it is the call itself: Python, arguments, "
     "the way into compiled code. The heads alone, b there, reach 78 % and more",
     TIED: "at d = 8 with AVX2 two blocks of tokens have 19 running sums, and there are 16 "
     "registers: the loop reads or writes memory 401 times (173 times the stack) for 248 "
     "multiply-adds, at d = 3 171 times for 128",
-    SINGLE: "what does not grow with the heads, a in the table of the section below, does not "
+    SINGLE: "what does not grow with the heads, a in the table of `exact_sums`, does not "
     "shrink with the precision as the heads do",
     BLOCKED: "the rounds of the shortest step, 200 tokens, differ by as much: `exact_sums` has the "
     "same case",
     FILES: "the difference to the runs in memory is that of the files: each is laid out and "
     "flushed six times",
-    FIGURE: "with AVX2 the arithmetic alone, the limit in the section below, takes about twice the "
+    FIGURE: "with AVX2 the arithmetic alone, the limit in `figure_two`, takes about twice the "
     "goal. A run with AVX-512, whose file was not kept, took 255 s",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
-    "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
+    "head of 50 tokens, where a step is hardly longer than its hashing; `digests` has the shares",
     SERIES: "each distance is computed from nothing: a start from the assignment before, which "
     "these times still have, saves less than half here and was removed. Costs of all pairs, "
     "reading and Python are left, and threads cost what they save on so small problems",
@@ -67,7 +67,7 @@ WHY: dict[str, str] = {
     SPHERE_MAPS[0]: "for the unnormalised flow with many heads, which needs one series for all of "
     "them. A library transforms grids, and what it does for a token does not grow with the degree; "
     "ours runs the recursion through all degrees, and returns the energy and its terms. The "
-    "section below has the parts",
+    "page of `sphere_maps` has the parts",
     WRAPPER: "what is added to the loop is the cost. Its pass over the velocities forward takes "
     "less than one point; backward, two products and two sums of velocities that have left the "
     "caches take three, and as much from one function that fuses them, whose Python takes what "
@@ -203,7 +203,8 @@ def table(goals: list[Goal]) -> str:
         text += f" ({place}): measured on {name}."
     columns = {title: [row[title] for row in rows] for title in rows[0]}
     reasons = [f"- {goal.what}: {goal.reason}" for goal in goals if goal.reason]
-    return "\n\n".join(filter(None, (text, markdown_table(columns), "\n".join(reasons))))
+    cards = "{.cards}\n" + markdown_table(columns)  # on a phone; docs/_static/predictions.css
+    return "\n\n".join(filter(None, (text, cards, "\n".join(reasons))))
 
 
 class Place(NamedTuple):

@@ -1,4 +1,4 @@
-"""The page docs/performance.md from the JSON files of all benchmarks.
+"""The pages docs/performance.md and docs/performance/*.md from the JSON files of all benchmarks.
 
     python benchmarks/performance.py [--results benchmarks/results] [--page docs/performance.md]
     python benchmarks/performance.py --check OLD NEW
@@ -6,9 +6,9 @@
 Nothing is measured here and no number stands here: a figure that no benchmark has written appears
 as not measured. `--check` compares two JSON files, or two folders of them, of the same benchmarks:
 it says which medians lie outside the other run's spread, ends with status 1 if there are any, and
-writes agreement.json into the folder OLD, which the page then shows. Each subfolder of the results
-holds the files of another machine and is named after it: the page lists the goals on which the
-verdicts differ.
+writes agreement.json into the folder OLD, which the page of goals then shows. Each subfolder of the
+results holds the files of another machine and is named after it: the page of goals lists those on
+which the verdicts differ.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Others = Mapping[str, dict[str, dict[str, Any]]]
 PAGE = Path("docs/performance.md")
 WIDTH = 118
 
-# Title, JSON file, section; in the order of the page.
+# Title, JSON file and page, section; in the order of the list.
 SECTIONS: tuple[tuple[str, str, Callable[[sections.Document], str]], ...] = (
     ("One step, side by side", "compare", sections.compare),
     ("The exact sums and the machine's limit", "exact_sums", sections.exact_sums),
@@ -55,15 +55,31 @@ SECTIONS: tuple[tuple[str, str, Callable[[sections.Document], str]], ...] = (
     ("Large texts: preparing them, and training from them", "token_files", sections.anything),
     ("The mean-field equation", "meanfield", sections.anything),
 )
-HEAD = """<!-- Written by benchmarks/performance.py from benchmarks/results/*.json: do not edit. -->
-# Performance
-
-    make bench
-
-runs every benchmark and writes this page; the figures are in `benchmarks/results/*.json`, those of
-other machines in folders there. In each benchmark the variants run in turn, round after round, so
-that a drift of the machine's speed hits all of them; a figure is the median over the rounds, with
-the smallest and the largest.
+MADE = "<!-- Written by benchmarks/performance.py from benchmarks/results/*.json: do not edit. -->"
+# What the first page says, page of the details, and what is found: the fastest library beside a
+# problem of compare.json, or the title of a goal.
+MAIN: tuple[tuple[str, str, str], ...] = (
+    ("a step with its energy balance, 64 heads and 200 tokens: fastest library over wflow",
+     "compare", "n = 200, H = 64, d = 3"),
+    ("the same, 8 heads and 2,000 tokens", "compare", "n = 2000, H = 8, d = 3"),
+    ("the same, 8 heads and 1,000 tokens of dimension 64", "compare", "n = 1000, H = 8, d = 64"),
+    ("exact sums over fast ones, 100,000 tokens", "fast_sums",
+     "fast sums over exact ones, n = 100,000, H = 8, d = 3"),
+    ("nonuniform Fourier transforms over the fast sums, worst case on the sphere", "sphere_maps",
+     goals.SPHERE_MAPS[0]),
+    ("exact sums of 200 tokens, share of the machine's limit, worst case", "exact_sums",
+     goals.SHORT),
+    ("the study behind figure 2 of [MHT]", "figure_two", goals.FIGURE),
+    ("$W_2$ over POT's, worst case", "transport",
+     "$W_2$ over POT's emd2, the slowest of 50 to 5,000 tokens"),
+    ("plain torch over the attention of the proximal operator, 4,096 tokens", "rwpo",
+     "attention of the proximal operator over plain torch, N = 4,096, d = 2, double"),
+    ("memory of costates over that of back-propagation, ResNet", "control",
+     "memory of costates over back-propagation, ResNet"),
+)  # fmt: skip
+METHOD = """In each benchmark the variants run in turn, round after round, so that a drift of the
+machine's speed hits all of them; a figure is the median over the rounds, with the smallest and the
+largest. The figures are in `benchmarks/results/*.json`, those of other machines in folders there.
 """
 
 
@@ -78,12 +94,16 @@ def load(folder: Path) -> dict[str, dict[str, Any]]:
     return documents
 
 
-def page(documents: dict[str, dict[str, Any]], others: Others | None = None) -> str:
-    """The whole page, Markdown; `others` are the documents of other machines by their folders."""
+def pages(documents: dict[str, dict[str, Any]], others: Others | None = None) -> dict[str, str]:
+    """The pages by name, Markdown: "" is the first one; `others` are documents of other machines
+    by their folders.
+    """
     names = [*(name for _, name, _ in SECTIONS), *goals.COMMANDS]
     shown = {name: documents[name] for name in names if name in documents}
     reached = goals.collect(documents)
-    parts = [HEAD, machines(shown), "## Goals", goals.table(reached)]
+    found = {"": [first(documents, reached)]}
+    parts = ["# Method, machines and goals", METHOD, machines(shown), "## Goals"]
+    parts.append(goals.table(reached))
     parts += [
         elsewhere(name, other, reached)
         for name, other in (others or {}).items()
@@ -93,23 +113,77 @@ def page(documents: dict[str, dict[str, Any]], others: Others | None = None) -> 
         parts.append(repeated(documents.get("agreement")))
     except KeyError:  # of an earlier version
         parts.append(repeated(None))
+    found["goals"] = parts
     for title, name, section in SECTIONS:
-        parts.append(f"## {title}")
-        if name not in documents:
-            parts.append(sections.NOT_MEASURED)
-            continue
-        try:
-            parts.append(section(documents[name]))
-        except (KeyError, TypeError, IndexError) as error:
-            print(f"{name}.json is not as this page expects: {error!r}", file=sys.stderr)
-            parts.append(f"{name}.json comes from another version of its benchmark: run it again.")
-    blocks = "\n\n".join(part.strip("\n") for part in parts if part).split("\n\n")
+        found[name] = [f"# {title}", details(name, section, documents)]
+        if name in documents:
+            found[name].insert(1, machines({name: documents[name]}))
+    return {name: joined(parts) for name, parts in found.items()}
+
+
+def details(
+    name: str, section: Callable[[sections.Document], str], documents: dict[str, dict[str, Any]]
+) -> str:
+    """A section, or why there is none."""
+    if name not in documents:
+        return sections.NOT_MEASURED
+    try:
+        return section(documents[name])
+    except (KeyError, TypeError, IndexError) as error:
+        print(f"{name}.json is not as this page expects: {error!r}", file=sys.stderr)
+        return f"{name}.json comes from another version of its benchmark: run it again."
+
+
+def first(documents: dict[str, dict[str, Any]], reached: list[goals.Goal]) -> str:
+    """The main numbers, how many goals are met, and the list of all pages."""
+    rows = []
+    by_title = {goal.what: goal.row() for goal in reached}
+    for what, name, key in MAIN:
+        if name == "compare":
+            found, goal = fastest(documents.get(name, {}), key), ""
+        else:
+            row = by_title[key]
+            found, goal = row["found"], f"{row['target']}: {row['verdict']}"
+        link = f"[{name}](performance/{name}.md)"
+        rows.append({"what": what, "found": found, "goal": goal, "details": link})
+    machine = documents.get("compare", {}).get("machine", "an unknown machine")
+    missed = [goal.what for goal in reached if goal.met is False and goal.decided]
+    links = [f"[{title}](performance/{name}.md)" for title, name, _ in SECTIONS]
+    tree = ["goals", *(name for _, name, _ in SECTIONS)]
+    return "\n\n".join([
+        "# Performance",
+        f"Medians of `make bench`, on {machine}; ratios are of times in one run. "
+        "[Method, machines and goals](performance/goals.md).",
+        "{.cards}\n" + sections.table(rows),
+        f"Of all goals: {goals.tally(reached)}."
+        + f" Missed: {'; '.join(missed)}. [Why](performance/goals.md)." * bool(missed),
+        f"Details: {', '.join(links)}.",
+        "\n".join(["```{toctree}", ":hidden:", "", *(f"performance/{n}" for n in tree), "```"]),
+    ])  # fmt: skip
+
+
+def fastest(document: Mapping[str, Any], problem: str) -> str:
+    """Time of the fastest library over that of wflow, and its name."""
+    times = {
+        variant: row["times_exact"]
+        for variant, row in document.get("times", {}).get(problem, {}).items()
+        if not variant.startswith(("wflow", "machine")) and "times_exact" in row
+    }
+    if not times:
+        return "–"
+    variant = min(times, key=lambda name: times[name])
+    return f"{sections.figure(times[variant])} times ({variant})"
+
+
+def joined(parts: list[str]) -> str:
+    """The text of a page, its paragraphs in lines of the width of the other pages."""
+    blocks = "\n\n".join(part.strip("\n") for part in [MADE, *parts] if part).split("\n\n")
     return "\n\n".join(map(wrapped, blocks)) + "\n"
 
 
 def wrapped(block: str) -> str:
     """A paragraph, or each entry of a list, in lines of the width of the other pages."""
-    if block.startswith(("|", "#", "    ", "<!--")):
+    if block.startswith(("|", "#", "    ", "<!--", "```", "performance/", "{.")):
         return block
     return "\n".join(
         textwrap.fill(
@@ -211,7 +285,7 @@ def check(old: Path, new: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of JSON files")
-    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--page", type=Path, default=PAGE, help="the others are in a folder of it")
     parser.add_argument("--check", type=Path, nargs=2, metavar=("OLD", "NEW"))
     options = parser.parse_args()
     if options.check:
@@ -219,11 +293,14 @@ def main() -> int:
     documents = load(options.results)
     if not documents:
         parser.error(f"{options.results} holds no JSON file: run `make bench` first")
-    options.page.parent.mkdir(parents=True, exist_ok=True)
-    folders = sorted(folder for folder in options.results.iterdir() if folder.is_dir())
-    others = {folder.name: load(folder) for folder in folders}
-    options.page.write_text(page(documents, others), encoding="utf-8")
-    print(f"wrote {options.page}")
+    folder = options.page.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    folders = sorted(place for place in options.results.iterdir() if place.is_dir())
+    others = {place.name: load(place) for place in folders}
+    for name, text in pages(documents, others).items():
+        file = folder / f"{name}.md" if name else options.page
+        file.write_text(text, encoding="utf-8")
+    print(f"wrote {options.page} and {folder}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Sections of docs/performance.md: each from the JSON of a benchmark, no measured number typed."""
+"""Pages of docs/performance: each from the JSON of a benchmark, no measured number typed."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,7 +99,7 @@ def compare(document: Document) -> str:
                 "first call s": _or_dash(row.get("first_s")),
                 "gap": _or_dash(row.get("gap"), 1),
             })  # fmt: skip
-        lines.append(f"### {name}")
+        lines.append(f"## {name}")
         if rows:
             lines.append(table(rows))
         left_out = document["left_out"].get(name, {})
@@ -203,7 +203,7 @@ def exact_sums(document: Document) -> str:
         "value for both tokens of a pair, *general* ones compute each direction; *blocked* is "
         "matrix products. The limit is the arithmetic alone, with every operand in a register (d "
         "= 64: at the rate of NumPy's products, the exponentials in registers), measured in the "
-        "same rounds. It drifts with the machine from one benchmark of this page to another, and "
+        "same rounds. It drifts with the machine from one benchmark to another, and "
         "a step with it: compare shares, not milliseconds, between benchmarks. *Share of "
         "fastest* takes the fastest round of both.",
         rows_table(rows),

@@ -86,7 +86,7 @@ sphinx_gallery_conf = {
 html_theme = "pydata_sphinx_theme"
 html_title = f"wflow {release}"
 html_static_path = ["_static"]
-html_css_files = ["wflow.css"]
+html_css_files = ["wflow.css", "predictions.css"]
 html_js_files = ["wflow.js"]
 html_sidebars = {page: [] for page in ["index", "start", "extending", "performance"]}
 html_show_sourcelink = False
@@ -105,7 +105,7 @@ html_theme_options = {
     "secondary_sidebar_items": {
         **{page: ["page-toc"] for page in ["api/**", "gallery/**", "guide/**", "theory/**"]},
         **{page: ["page-toc"] for page in ["development/**", "tutorials/**", "start", "extending"]},
-        **{page: [] for page in ["results/**", "theory/energy_balance", "performance", "index"]},
+        **{page: [] for page in ["results/**", "theory/energy_balance", "performance**", "index"]},
     },
     "pygments_light_style": "tango",
     "pygments_dark_style": "monokai",

@@ -1,8 +1,12 @@
-"""Write `docs/results/predictions.md` and the table of the README from the findings of the studies.
+"""Write the pages of predictions and the table of the README from the findings of the studies.
+
+These are `docs/results/predictions.md`, and `docs/results/reproductions/*.md`, where a comment
+`<!-- findings: Table 3 of mnist_vit, point_clouds_solids -->` has those of a source below it.
 
 A study has its findings in `summary.json`. They are published in
 `docs/results/findings/STUDY.json`, where texts may be shortened and get links; every verdict there
-is one that a study decided.
+is one that a study decided. A finding about a theorem is marked there by `"theorem": true`: runs
+prove nothing that is proved, so that the pages say "consistent" where the study found "confirmed".
 
     python docs/_ext/predictions.py                       # writes both
     python docs/_ext/predictions.py results/ou_heads ...  # takes their findings first
@@ -11,23 +15,29 @@ A file of findings that two folders of one study share is named by hand: see `po
 """
 
 import json
+import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 PAGE, README = RESULTS / "predictions.md", ROOT / "README.md"
+REPRODUCTIONS = RESULTS / "reproductions"
+FINDINGS = re.compile(r"(<!-- findings: (.+?) of (.+?) -->\n).*?(<!-- end of findings -->\n)", re.S)
 BEGIN, END = "<!-- results: docs/_ext/predictions.py -->\n", "<!-- end of results -->\n"
 
 HEAD = """# Predictions and verdicts
 
 Every prediction of the theory and every claim of the papers that a study tries, with the verdict
 that the code of the study decides from its numbers. A claim that was tried below the size of its
-paper is confirmed or not *at this size*. Command, seed, device, data and date are on the page of
-each study; the rows come from
+paper is confirmed or not *at this size*; numbers that agree with a theorem are *consistent* with
+it. Command, seed, device, data and date are on the page of each study; the rows come from
 [its findings](https://github.com/wflow/wflow/blob/main/docs/results/findings).
 """
+VERDICTS = ("confirmed", "consistent", "confirmed in part", "inconclusive", "not confirmed")
+FOLDED = 170  # characters of a result from which its further cases are folded
 # Heading, text, and files of findings, in the order of the page.
 SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
@@ -87,27 +97,87 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
-def table(names: tuple[str, ...]) -> str:
-    """A row for each finding of some studies."""
+def shown(finding: dict[str, Any]) -> str:
+    """The verdict of a finding, as the pages give it."""
+    consistent = finding.get("theorem") and finding["verdict"] == "confirmed"
+    return "consistent" if consistent else str(finding["verdict"])
+
+
+def short(verdict: str) -> str:
+    """A verdict without the size at which it was found."""
+    return verdict.removesuffix(" at this size")
+
+
+def folded(found: str) -> str:
+    """The numbers of a finding: the first case, and the others to unfold where they are long."""
+    cases: list[str] = []
+    for part in found.split("; "):
+        if cases and cases[-1].count("(") > cases[-1].count(")"):
+            cases[-1] += f"; {part}"
+        else:
+            cases.append(part)
+    if len(found) <= FOLDED or len(cases) == 1:
+        return found
+    summary = f"{cases[0]} <i>and {len(cases) - 1} more</i>"
+    return f"<details><summary>{summary}</summary>{'; '.join(cases[1:])}</details>"
+
+
+def table(names: tuple[str, ...], source: str = "", folder: str = "") -> str:
+    """A row for each finding of some studies, or for those that name a source."""
     rows = ["{.predictions}", "| prediction | verdict | result | source | study |",
             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    named = re.compile(rf"{re.escape(source)}(?!\d)", re.IGNORECASE)
     for name in names:
         document = read(name)
         study = document["study"]
         label = f"{study}, {document['label']}" if "label" in document else study
-        for f in document["findings"]:
-            cells = (f["prediction"], f["verdict"], f["found"], f["source"])
-            rows.append(f"| {' | '.join(cells)} | [{label}]({study}.md) |")
+        for f in filter(lambda f: named.search(f["source"]), document["findings"]):
+            kind = short(shown(f)).replace(" ", "-")
+            verdict = f'<span class="verdict {kind}">{shown(f)}</span>'
+            cells = (f["prediction"], verdict, folded(f["found"]), f["source"])
+            rows.append(f"| {' | '.join(cells)} | [{label}]({folder}{study}.md) |")
     return "\n".join(rows)
+
+
+def counts() -> str:
+    """How many findings have each verdict, as buttons that show these alone.
+
+    The choice is made by docs/_static/predictions.css: no script has to run.
+    """
+    every = [shown(f) for _, _, names in SECTIONS for name in names for f in read(name)["findings"]]
+    kinds = Counter(map(short, every))
+    choices = {"all": len(every)} | {verdict: kinds[verdict] for verdict in VERDICTS}
+    assert sum(choices.values()) == 2 * len(every), f"verdicts are {sorted(set(every))}"
+    buttons = []
+    for name, count in choices.items():
+        kind, checked = name.replace(" ", "-"), " checked" if name == "all" else ""
+        buttons.append(
+            f'<label><input type="radio" name="verdict" id="{kind}"{checked}> {name} '
+            f'<b class="verdict {kind}">{count}</b></label>'
+        )
+    below = sum(verdict.endswith(" at this size") for verdict in every)
+    lines = ['<fieldset class="verdicts"><legend>Findings by verdict</legend>', *buttons,
+             "</fieldset>"]  # fmt: skip
+    return "\n".join(lines) + f"\n\n{below} of them were found below the size of the paper.\n"
 
 
 def page() -> str:
     """The page of all predictions."""
     links = "\n".join(f"[{name.upper()}]: #ref-{name}" for name in PAPERS)
-    parts = [HEAD]
+    parts = [HEAD, counts()]
     for heading, text, names in SECTIONS:
         parts += [f"## {heading}\n", *([f"{text}\n"] if text else []), f"{table(names)}\n"]
     return "\n".join([*parts, f"{links}\n"])
+
+
+def reproduction(text: str) -> str:
+    """A page of reproductions with the findings that its comments ask for."""
+
+    def filled(match: re.Match[str]) -> str:
+        begin, source, names, end = match.groups()
+        return f"{begin}\n{table(tuple(names.split(', ')), source, '../')}\n\n{end}"
+
+    return FINDINGS.sub(filled, text)
 
 
 def readme(text: str) -> str:
@@ -118,9 +188,7 @@ def readme(text: str) -> str:
     for name, place, claim in MAIN:
         document = read(name)
         f, study = document["findings"][place], document["study"]
-        theorem = f["verdict"] == "confirmed" and "Theorem" in f["source"]  # runs prove none
-        verdict = "consistent" if theorem else f["verdict"]
-        rows.append(f"| [{claim}][{study}] ({f['source']}) | {verdict} | {f['found']} |")
+        rows.append(f"| [{claim}][{study}] ({f['source']}) | {shown(f)} | {f['found']} |")
     return before + BEGIN + "\n".join(rows) + "\n" + END + after
 
 
@@ -135,8 +203,11 @@ def publish(folder: Path) -> None:
 def main() -> None:
     for folder in sys.argv[1:]:
         publish(Path(folder))
-    for file, text in {PAGE: page(), README: readme(README.read_text(encoding="utf-8"))}.items():
-        file.write_text(text, encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
+    for file, made in (
+        {README: readme} | dict.fromkeys(REPRODUCTIONS.glob("*.md"), reproduction)
+    ).items():
+        file.write_text(made(file.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import wflow
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["start", "guide/tour", "guide/flows", "guide/laws", "guide/schemes", "guide/budget"]
 PAGES += ["guide/sums", "guide/transport", "guide/stationary", "guide/run_files"]
+PAGES += ["results/reproductions/glpr"]
 
 
 def blocks(page: str) -> list[str]:

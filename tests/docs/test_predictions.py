@@ -12,6 +12,13 @@ def test_pages_are_made_of_the_findings(monkeypatch):
     assert pages.PAGE.read_text(encoding="utf-8") == pages.page()
     readme = pages.README.read_text(encoding="utf-8")
     assert readme == pages.readme(readme)
+    reproductions = list(pages.REPRODUCTIONS.glob("*.md"))
+    for file in reproductions:
+        text = file.read_text(encoding="utf-8")
+        assert text == pages.reproduction(text)
+        tables = text.split("| --- | --- | --- | --- | --- |\n")[1:]
+        assert all(table.startswith("| ") for table in tables), f"{file.name}: no findings"
+    assert reproductions
     files = {file.stem for file in (pages.RESULTS / "findings").iterdir()}
     assert files == {name for _, _, names in pages.SECTIONS for name in names}
 
@@ -28,4 +35,14 @@ def test_verdicts_of_a_page_are_those_of_its_findings(monkeypatch):
                 start = f"| {finding['prediction']} | {finding['source']} | {finding['found']} |"
                 verdicts = {line[len(start) :].strip(" |") for line in lines.splitlines()
                             if line.startswith(start)}  # fmt: skip
-                assert verdicts <= {finding["verdict"]}, (name, finding["prediction"])
+                assert verdicts <= {pages.shown(finding)}, (name, finding["prediction"])
+
+
+def test_cases_are_folded_whole(monkeypatch):
+    """A long result is cut between its cases, never within brackets."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    pages = importlib.import_module("predictions")
+    cases = ["one: 1 (of 2; at once)", *["another: 2"] * 20]
+    folded = pages.folded("; ".join(cases))
+    assert f"<summary>{cases[0]} <i>and 20 more</i></summary>{'; '.join(cases[1:])}" in folded
+    assert pages.folded(cases[0]) == cases[0]

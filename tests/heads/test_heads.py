@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.integrate import solve_ivp
 from twin import symmetric
 
 import wflow
@@ -292,3 +293,22 @@ def test_one_number_or_matrix_is_repeated(drift):
     options = {"heads": 2, "t_final": 0.2, "dt": 0.1, "paths": 3}
     same = wflow.solve(np.eye(3), HeadLaw(lambda D, t: np.full(D.shape, -1.0)), **options)
     assert wflow.solve(np.eye(3), HeadLaw(drift), **options).energy.equals(same.energy)
+
+
+def test_times_of_isotropic_heads_are_those_of_values_i_over_beta():
+    """Against x' = P_x sum_j a_j x_j, the attention of [GLPR], by SciPy."""
+    beta, dt, steps = 3.0, 0.05, 20
+    x0 = wflow.tokens.uniform(n=8, d=3, seed=0)
+    heads = wflow.heads.isotropic(beta, d=3)
+    run = wflow.solve(x0, Frozen(), heads=heads, direction="ascent", scheme="rk4",
+                      t_final=steps * dt / beta, dt=dt / beta)  # fmt: skip
+
+    def velocity(t, x):
+        x = x.reshape(x0.shape)
+        weights = np.exp(beta * x @ x.T)
+        pull = weights @ x / weights.sum(1, keepdims=True)
+        return (pull - (pull * x).sum(1, keepdims=True) * x / (x * x).sum(1, keepdims=True)).ravel()
+
+    known = solve_ivp(velocity, (0, steps * dt), np.ravel(x0), rtol=1e-10, atol=1e-12).y[:, -1]
+    assert np.abs(run.tokens.values[0, -1].ravel() - known).max() < 1e-5
+    np.testing.assert_array_equal(wflow.heads.isotropic([1, -2], 2)[1], [[-2, 0], [0, -2]])

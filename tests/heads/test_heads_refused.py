@@ -57,6 +57,9 @@ REFUSED = [
     (lambda: CompoundPoisson(Frozen(), 1.0, -1.0), "size"),
     (lambda: CompoundPoisson(Frozen(), 1.0, EYE), "size"),
     (lambda: QKV(np.ones((1, 2, 3)), *np.ones((2, 1, 3, 3))).matrices(), "quer"),
+    (lambda: wflow.heads.isotropic(EYE, 3), "one for each head"),
+    (lambda: wflow.heads.isotropic(np.inf, 3), "finite"),
+    (lambda: wflow.heads.isotropic(1.0, 1), "d is 1"),
     # classes and configurations
     *((lambda wrong=wrong: register(wrong), "HeadLaw") for wrong in (Frozen(), dict, "Frozen")),
     (lambda: register(type("Frozen", (Frozen,), {})), "'Frozen'"),

@@ -2,8 +2,8 @@
 
 `laws` has the laws (Ornstein-Uhlenbeck, oscillating, frozen, a schedule, with jumps, custom ones),
 their configurations in run files, and the general (Q, K, V) heads; `process` moves heads by a law;
-`matrices` checks arrays of matrices. The package imports `_core` and `io`, and is imported by
-whatever moves heads. Start with `laws`.
+`matrices` makes isotropic heads and checks arrays of matrices. The package imports `_core` and
+`io`, and is imported by whatever moves heads. Start with `laws`.
 """
 
 from wflow.heads.laws import (
@@ -19,6 +19,7 @@ from wflow.heads.laws import (
     law_from_config,
     register,
 )
+from wflow.heads.matrices import isotropic
 
 __all__ = [
     "QKV",
@@ -29,6 +30,7 @@ __all__ = [
     "Oscillating",
     "Schedule",
     "Step",
+    "isotropic",
     "law_config",
     "law_from_config",
     "register",

@@ -205,7 +205,12 @@ def columns(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
     identity += "plus" if sign > 0 else "minus"
     checks = [
         below("the budget starts at zero", worst["start"], 0.0, "running integrals at time 0"),
-        below("edi_residual is what its terms leave", worst["residual"], _ROUNDING, relative),
+        below(
+            "edi_residual is what its terms leave",
+            worst["residual"],
+            _ROUNDING,
+            f"residual of the energy-dissipation identity; {relative}",
+        ),
         below(
             "edi_residual_upper_gradient is what its terms leave",
             worst["upper"],

@@ -84,7 +84,10 @@ def test_links_of_the_first_page_are_absolute_and_lead_to_files() -> None:
         assert (ROOT / place[1]).exists(), f"{label}: there is no {place[1]}"
 
 
-@pytest.mark.parametrize("file", ["CITATION.cff", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "file",
+    ["CITATION.cff", "CONTRIBUTING.md", "recipe/recipe.yaml", "docs/development/releases.md"],
+)
 def test_the_repository_has_one_address(file) -> None:
     addresses = re.findall(r"https://github\.com/[\w.-]+/[\w-]+", (ROOT / file).read_text("utf-8"))
     assert set(addresses) == {REPOSITORY}
@@ -102,6 +105,15 @@ def test_the_citation_has_the_version_and_all_papers() -> None:
     assert len(numbers) == 4 and all(re.fullmatch(r"arXiv:\d{4}\.\d{5}", one) for one in numbers)
     for each in cited["references"]:
         assert each["title"] and each["year"] and all("family-names" in a for a in each["authors"])
+
+
+def test_the_conda_recipe_has_the_version_and_the_dependencies() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    recipe = yaml.safe_load((ROOT / "recipe" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe["context"]["version"] == wflow.__version__
+    found = "\n".join(recipe["requirements"]["run"]).replace("-base", "").replace(" ", "")
+    needed = ["python" + PROJECT["requires-python"], *PROJECT["dependencies"]]
+    assert set(found.split("\n")) == set(needed)
 
 
 def test_a_script_beside_a_clone_imports_the_package(tmp_path) -> None:

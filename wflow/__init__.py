@@ -8,7 +8,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from wflow._core import forks as _forks  # notes whether threads had started before a fork
-from wflow._core.moves import moved_names
 from wflow._version import __version__ as __version__
 
 _HOMES = {
@@ -64,8 +63,6 @@ _OF_DATASETS = (
 
 __all__ = [*sorted(_HOMES), *sorted(_MODULES)]
 
-_moved = moved_names(__name__)
-
 if TYPE_CHECKING:
     from wflow import distributed, heads, meanfield, nets, plots, sampling, sphere, study, transport
     from wflow._core.adaptive import Dopri5
@@ -101,7 +98,7 @@ def __getattr__(name: str) -> Any:
         module, attribute = _HOMES[name]
         value = getattr(importlib.import_module(module), attribute)
     else:
-        return _moved(name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _OF_DATASETS:
         importlib.import_module(_ACCESSOR)
     globals()[name] = value

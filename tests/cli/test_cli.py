@@ -309,7 +309,7 @@ def test_plot_replaces_no_foreign_file(runs, tmp_path, capsys, sketched):
     assert main(command) == 0 == main(command)  # its own figures are replaced
 
 
-def test_plot_replaces_the_figures_of_version_0_1_0_beside_their_run(
+def test_plot_replaces_the_figures_of_an_early_version_beside_their_run(
     runs, tmp_path, capsys, sketched
 ):
     run, figure = tmp_path / "a.run.h5", tmp_path / "a.run_energy_balance.png"

@@ -153,7 +153,7 @@ def test_a_path_that_blows_up_is_nan_from_there_on_and_ends_no_other(tmp_path, s
     for name in ("energy", "edi_residual"):
         np.testing.assert_array_equal(run[name][~lost], alone[name])
     assert np.isnan(run["energy"][2]).all() and np.isnan(run["tokens_mean"][-1]).all()
-    assert wflow.verify.verify(tmp_path / "run.h5").passed
+    assert wflow.verify(tmp_path / "run.h5").passed
 
 
 def test_paths_that_blow_up_one_after_the_other_resume_and_extend_to_the_same_bits(tmp_path):

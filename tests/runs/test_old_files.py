@@ -1,4 +1,4 @@
-"""Files of version 0.1.0, which have no digests, open, verify and run again."""
+"""Files of schema wflow-run/1, which have no digests, open, verify and run again."""
 
 import json
 import shutil
@@ -24,11 +24,11 @@ def solve(out: Path, **changes):
     return wflow.solve(x0, OrnsteinUhlenbeck(np.eye(3)), **options | changes)
 
 
-def test_a_run_of_version_0_1_0_opens_verifies_and_runs_again() -> None:
+def test_a_run_of_schema_1_opens_verifies_and_runs_again() -> None:
     path = FILES / "run_0.1.0.h5"
     report = verify(path)
     assert report.passed
-    assert any(check.passed is None and "0.1.0" in check.note for check in report.checks)
+    assert any(check.passed is None and "wflow-run/1" in check.note for check in report.checks)
     with wflow.open(path) as ds, wflow.rerun(path) as again:
         for name in set(ds.variables) - FIRST_ORDER:
             np.testing.assert_allclose(ds[name], again[name], 1e-12, 1e-14, err_msg=name)
@@ -37,7 +37,7 @@ def test_a_run_of_version_0_1_0_opens_verifies_and_runs_again() -> None:
     assert config["compute"] == {"dtype": "float64"} and "ledger" not in config
 
 
-def test_an_unfinished_run_of_version_0_1_0_is_read_and_not_resumed(tmp_path) -> None:
+def test_an_unfinished_run_of_schema_1_is_read_and_not_resumed(tmp_path) -> None:
     for kind in ("partial", "checkpoint"):
         shutil.copy(FILES / f"stopped_0.1.0.h5.{kind}", tmp_path / f"run.h5.{kind}")
     out = tmp_path / "run.h5"
@@ -49,7 +49,7 @@ def test_an_unfinished_run_of_version_0_1_0_is_read_and_not_resumed(tmp_path) ->
     assert verify(out).passed
 
 
-def test_a_run_of_version_0_1_0_is_not_extended(tmp_path) -> None:
+def test_a_run_of_schema_1_is_not_extended(tmp_path) -> None:
     out = Path(shutil.copy(FILES / "run_0.1.0.h5", tmp_path / "run.h5"))
     before = out.read_bytes()
     with pytest.raises(wflow.InputError):

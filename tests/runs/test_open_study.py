@@ -15,7 +15,7 @@ from wflow.runs.store import RunWriter
 
 DOCUMENT = {
     "schema": "wflow-study/1", "study": "trial", "command": "wflow study trial",
-    "created": "2026-01-01T00:00:00+00:00", "versions": {"wflow": "0.2.0"},
+    "created": "2026-01-01T00:00:00+00:00", "versions": {"wflow": "0.1.0"},
     "config": {"flags": {"heads": [2, 4]}},
     "runs": {"H00002": "H00002.h5", "H00004": "H00004.h5"},
     "findings": [{"prediction": "it holds", "verdict": "confirmed"}],

@@ -58,7 +58,7 @@ def test_a_foreign_figure_is_noticed_before_the_runs(tmp_path, monkeypatch, name
 
 
 def unmark(folder: Path) -> None:
-    """Make the figures and the summary of a study those of version 0.1.0."""
+    """Make the figures and the summary of a study those of an early version."""
     for file in folder.iterdir():
         if file.suffix in (".png", ".pdf"):
             Figure().savefig(file)
@@ -67,7 +67,7 @@ def unmark(folder: Path) -> None:
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
-def test_a_study_of_version_0_1_0_is_continued(tmp_path, monkeypatch, sketched) -> None:
+def test_a_study_of_an_early_version_is_continued(tmp_path, monkeypatch, sketched) -> None:
     flags = [*SMALL, "--heads", "1", "2", "--out", str(tmp_path)]
     call("ou_heads", monkeypatch, *flags)
     unmark(tmp_path)

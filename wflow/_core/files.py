@@ -318,7 +318,7 @@ def remove_drafts(folder: Path, names: Iterable[str]) -> None:
     Drafts of drafts are removed, too.
     """
     stems = "|".join(map(re.escape, names))
-    # Version 0.1.0 has 8 digits, and a dash in the drafts of studies.
+    # Those of schema wflow-run/1 have 8 digits, and a dash in the drafts of studies.
     pattern = re.compile(rf"({stems})([.-]([0-9a-f]{{8}}|[0-9a-f]{{16}})\.new)+")
     for file in folder.iterdir():
         if pattern.fullmatch(file.name) and stat.S_ISREG(file.lstat().st_mode):

@@ -205,7 +205,12 @@ def columns(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
     identity += "plus" if sign > 0 else "minus"
     checks = [
         below("the budget starts at zero", worst["start"], 0.0, "running integrals at time 0"),
-        below("edi_residual is what its terms leave", worst["residual"], _ROUNDING, relative),
+        below(
+            "edi_residual is what its terms leave",
+            worst["residual"],
+            _ROUNDING,
+            f"residual of the energy-dissipation identity; {relative}",
+        ),
         below(
             "edi_residual_upper_gradient is what its terms leave",
             worst["upper"],
@@ -569,9 +574,8 @@ def verify(
         return Report(path, _checked(dataset, written or [_without_digests(dataset)], tolerance))
 
 
-# `wflow.verify` is the function: what else the module has to offer is found on it, under the names
-# that it had while `wflow.verify` was this module.
-vars(verify).update(Check=Check, Report=Report, TOLERANCE=TOLERANCE, verify=verify)
+# Users know the module as the function `wflow.verify`, which therefore has its other names.
+vars(verify).update(Check=Check, Report=Report, TOLERANCE=TOLERANCE)
 
 
 def _in_memory(ds: "Dataset", tolerance: float) -> Report:
@@ -666,8 +670,7 @@ def _without_digests(ds: "Dataset") -> Check:
     name = "every byte is as written"
     if not ds.attrs["complete"]:
         return Check(name, None, note="unfinished: it is compared with its checkpoint at a resume")
-    version = ds.attrs.get("wflow_version", "an earlier version")
-    return Check(name, None, note=f"not compared: the file was written by wflow {version}")
+    return Check(name, None, note=f"not compared: the schema of the file is {ds.attrs['schema']}")
 
 
 def _complete(ds: "Dataset") -> Check:

@@ -17,7 +17,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from wflow._core.extras import install
-from wflow._core.moves import moved_names
 
 _HOMES = {
     "ContinuousTransformer": "continuous",
@@ -48,7 +47,6 @@ _MODULES = {
 }
 
 __all__ = [*sorted(_HOMES), *_MODULES]
-_moved = moved_names(__name__)
 
 if TYPE_CHECKING:
     from wflow.nets import (
@@ -75,7 +73,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES and name not in _MODULES:
-        return _moved(name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         module = importlib.import_module(f"wflow.nets.{(_HOMES | _MODULES)[name]}")
     except ModuleNotFoundError as error:

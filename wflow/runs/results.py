@@ -21,7 +21,7 @@ _MARKS = {
     ".md": (b"# ", b"; wflow "),  # the head of a summary names the version
     ".html": (b"<!DOCTYPE html>", b'<meta name="generator" content="wflow">'),
 }
-_UNMARKED = {  # the figures of version 0.1.0 say only that Matplotlib drew them
+_UNMARKED = {  # early figures say only that Matplotlib drew them
     ".png": (b"\x89PNG", b"Software\0Matplotlib version"),
     ".pdf": (b"%PDF", b"/Creator (Matplotlib"),
 }

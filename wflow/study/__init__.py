@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from wflow._core.checks import Direction, FlowName, MetricName, SchemeName
 from wflow._core.command_line import Folder
-from wflow._core.moves import moved_names
 from wflow.study.cases import FloatArray, dataset, initial_heads, seed_of, sweep
 from wflow.study.flags import (
     Angle,
@@ -78,9 +77,6 @@ __all__ = [
     "slope_text",
     "sweep",
 ]
-
-
-__getattr__ = moved_names(__name__)
 
 
 def __dir__() -> list[str]:

@@ -27,7 +27,6 @@ from wflow._core.errors import InputError
 from wflow._core.extras import install, missing
 from wflow._core.files import open_hdf5, opened, read_json, replace_file
 from wflow._core.fingerprint import NotComparable, fingerprint
-from wflow._core.moves import moved_names
 from wflow._core.printable import printable
 from wflow.study.flags import Checked, OutputFlags, Switch
 from wflow.study.frame import Finding, Session, Verdict, markdown_table, session
@@ -761,6 +760,3 @@ def dataset(
     for dim, (numbers, text) in coords.items():
         places[dim] = (dim, list(numbers), {"long_name": text})
     return xarray.Dataset(variables, places)
-
-
-__getattr__ = moved_names(__name__)

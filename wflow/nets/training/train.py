@@ -31,7 +31,6 @@ from torch.nn import utils
 
 from wflow._core.checks import check_choice, function, number, path_of, positive, switch, whole
 from wflow._core.errors import InputError, WflowError
-from wflow._core.moves import moved_names
 from wflow._core.processes import check_main_guard
 from wflow._core.progress import progress
 from wflow._core.signals import caught_signals, interrupted
@@ -103,9 +102,6 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
-
-
-__getattr__ = moved_names("wflow.nets.train")
 
 
 # Configuration

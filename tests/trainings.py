@@ -105,9 +105,10 @@ class Body(nn.Module):
         return self.head(state), cost
 
 
-def torchrun(program, *arguments):
-    """Two processes that run a program, in which these modules can be imported."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+def torchrun(program, *arguments, processes=2, fails=False):
+    """Run a program, in which these modules can be imported; returns what it says on stderr."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += [f"--nproc-per-node={processes}"]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [*launch, str(program), *map(str, arguments)],
@@ -117,7 +118,8 @@ def torchrun(program, *arguments):
         timeout=180,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode != 0) == fails, done.stderr
+    return done.stderr
 
 
 def crash():

@@ -83,7 +83,7 @@ Model = tuple[Scale, str]  # size, and kind of tokens
 class NanogptSizes(networks.NetFlags):
     """Flags of this study."""
 
-    torchrun: ClassVar[bool] = True
+    torchrun: ClassVar = "batches"
     needs: ClassVar[dict[str, str]] = networks.NEEDS | {"sacrebleu": "metrics"}
     presets: ClassVar = {
         "paper": {},

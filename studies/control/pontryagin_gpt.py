@@ -9,6 +9,7 @@ Hamiltonian along depth is measured before and after.
 
     python studies/control/pontryagin_gpt.py
     python studies/control/pontryagin_gpt.py --only "S" "S costates" "S MSA" --seeds 1
+    torchrun --nproc-per-node 8 studies/control/pontryagin_gpt.py --preset paper
 
 [GPTOC] Croizet, De Vos, Hajem, Basso, Guerafi, Wu, "GPT Project Part 1 Report", 2025. [LCTE2018]
 Li, Chen, Tai, E, J. Mach. Learn. Res. 18. [OTT] Kan et al., arXiv 2505.13499.

@@ -8,6 +8,7 @@ approximations and by the extended one: [GPTOC] section 5.2.
 
     python studies/control/pontryagin_resnet.py
     python studies/control/pontryagin_resnet.py --datasets donut --out results/pontryagin_donut
+    torchrun --nproc-per-node 8 studies/control/pontryagin_resnet.py --preset paper
 
 [GPTOC] Croizet, De Vos, Hajem, Basso, Guerafi, Wu, "GPT Project Part 1 Report", 2025.
 [BCEOS2019] Benning, Celledoni, Ehrhardt, Owren, Schönlieb, J. Comput. Dyn. 6, 2019.

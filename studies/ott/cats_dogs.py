@@ -41,7 +41,7 @@ PIXELS = 224  # rows and columns in the published code
 class CatsDogs(networks.NetFlags):
     """Flags of this study."""
 
-    torchrun: ClassVar[bool] = True
+    torchrun: ClassVar = "batches"
     indifferent: ClassVar[frozenset[str]] = frozenset({"published", "seeds_node"})
     presets: ClassVar = {
         "paper": {},

@@ -45,7 +45,7 @@ MNIST = 60_000  # training digits
 class MnistVit(networks.NetFlags):
     """Flags of this study."""
 
-    torchrun: ClassVar[bool] = True
+    torchrun: ClassVar = "batches"
     presets: ClassVar = {
         "paper": {},
         "cpu": {"digits": 10_000, "seeds": 2, "epochs": 15},

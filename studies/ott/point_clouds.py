@@ -48,7 +48,7 @@ SMALL = {
 class PointClouds(networks.NetFlags):
     """Flags of this study."""
 
-    torchrun: ClassVar[bool] = True
+    torchrun: ClassVar = "batches"
     indifferent: ClassVar[frozenset[str]] = frozenset({"dataset", "published", "checkpointing"})
     presets: ClassVar = {
         "paper": {},

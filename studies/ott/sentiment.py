@@ -47,7 +47,7 @@ OTHER = ("the", "film", "plot", "and", "actor", "scene", "was", "with", "music",
 class Sentiment(networks.NetFlags):
     """Flags of this study."""
 
-    torchrun: ClassVar[bool] = True
+    torchrun: ClassVar = "batches"
     indifferent: ClassVar[frozenset[str]] = frozenset({"published", "seeds_free"})
     presets: ClassVar = {
         "paper": {},

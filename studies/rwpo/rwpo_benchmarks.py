@@ -6,6 +6,7 @@ time. Variants of the layer are tried first, on validation data; the best of the
 other seeds and enters the comparison on test data.
 
     python studies/rwpo/rwpo_benchmarks.py --preset cpu
+    torchrun --nproc-per-node 8 studies/rwpo/rwpo_benchmarks.py --preset paper
 
 [RWPO] Han, Osher, Li, Sparse Transformer Architectures via Regularized Wasserstein Proximal
 Operator with L1 Prior, 2025.
@@ -240,9 +241,7 @@ def load(flags: RwpoBenchmarks) -> Trials:
     def plan_trial(name: str, seed: int) -> Run:
         return training(flags, *tried[name], TRIALS + seed, trial=True)
 
-    results = networks.train_all(
-        study.Session(NAME, flags), flags, list(tried), flags.trial_seeds, plan_trial, examine
-    )
+    results = networks.train_all(flags, list(tried), flags.trial_seeds, plan_trial, examine)
 
     def logs(variant: str) -> np.ndarray:
         every = [results.values(f"trial {t} {variant}", "sliced_w2") for t in flags.trial_targets]

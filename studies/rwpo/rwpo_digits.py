@@ -7,6 +7,7 @@ the tokens interact at all is measured by the effective sample size of the atten
 section 4.3, figure 7, and Table 1.
 
     python studies/rwpo/rwpo_digits.py --preset cpu
+    torchrun --nproc-per-node 8 studies/rwpo/rwpo_digits.py --preset paper
 
 [RWPO] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
 Operator with L1 Prior", 2025.
@@ -217,25 +218,24 @@ def prepare(flags: RwpoDigits) -> Tools:
         data: Any = torch.utils.data.TensorDataset(*pairs)
         return Run(model, loss, data, settings, lambda model: {})
 
-    def keep(name: str, seed: int, training: Trained) -> Record:
-        kind, _, dim = name.partition(" d")
-        model: Any = training.model
-        tools.seconds += float(training.history["seconds"].sum())
-        with torch.no_grad():
-            if kind == "classifier":
-                tools.classifier = model
-                right = tools.seen(test).argmax(1).cpu() == images.test_labels
-                tools.accuracy = float(right.double().mean())
-                tools.held_out = tools.features(test)
-            elif kind == "rectified":
-                tools.zeros = float((model.encode(test) == 0).double().mean())
-            else:
-                tools.latents[int(dim)] = latent(flags, tools, int(dim), model)
-        return {}
+    def trained(name: str) -> Any:
+        """The network, which another process of torchrun may have trained, from its file."""
+        model = run(name, 0).model
+        folder = networks.folder_of(flags.out, name, 0)
+        nets.train.load_model(folder / nets.train.CHECKPOINT, model)
+        return model.to(device).eval()
 
-    coders = (f"autoencoder d{d}" for d in flags.dims)
-    names = ["classifier", *coders, f"rectified d{flags.dims[-1]}"]
-    networks.train_all(study.Session(NAME, flags), flags, names, 1, run, keep)
+    coders = {d: f"autoencoder d{d}" for d in flags.dims}
+    names = ["classifier", *coders.values(), f"rectified d{flags.dims[-1]}"]
+    tools.seconds = networks.train_all(flags, names, 1, run, lambda *_: {}).seconds
+    with torch.no_grad():
+        tools.classifier = trained("classifier")
+        right = tools.seen(test).argmax(1).cpu() == images.test_labels
+        tools.accuracy = float(right.double().mean())
+        tools.held_out = tools.features(test)
+        tools.zeros = float((trained(names[-1]).encode(test) == 0).double().mean())
+        for d, name in coders.items():
+            tools.latents[d] = latent(flags, tools, d, trained(name))
     return tools
 
 

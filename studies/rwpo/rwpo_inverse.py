@@ -8,6 +8,7 @@ the paper's figures 4 to 6.
 
     python studies/rwpo/rwpo_inverse.py --preset cpu
     python studies/rwpo/rwpo_inverse.py --preset cpu --problem lorenz --out results/rwpo_lorenz
+    torchrun --nproc-per-node 8 studies/rwpo/rwpo_inverse.py --preset paper
 
 [RWPO] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
 Operator with L1 Prior", 2025.

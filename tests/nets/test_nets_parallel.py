@@ -265,6 +265,8 @@ def test_a_broken_environment_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="RANK"):
         run(None)
+    with pytest.raises(InputError, match="RANK"):
+        parallel.distribute([1], str)
     with pytest.raises(InputError, match="one GPU each"):
         run(None, device="cuda:0")
     monkeypatch.setenv("WORLD_SIZE", "two")

@@ -1,7 +1,6 @@
 """The study of web text: from token files, resumed, and by two processes as by one."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -74,9 +73,3 @@ def test_byte_pairs_are_the_first_of_a_longer_list():
     found = tokenizer.encode("an owl")
     assert found[0] == 256 and found[-1] == numbers["l"] and found[-2] == 257
     assert json.loads(few[0])[web.END] == 258
-
-
-def test_other_studies_say_that_they_are_one_process(monkeypatch, tmp_path):
-    monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="one process"):
-        call("rwpo_benchmarks", monkeypatch, *SMOKE, "--out", str(tmp_path / "out"))

@@ -1,5 +1,6 @@
-"""Studies of networks on two processes: the training is that of one."""
+"""Studies of networks on several processes: trainings are those of one."""
 
+import re
 import shlex
 
 import numpy as np
@@ -8,7 +9,7 @@ import xarray as xr
 
 pytest.importorskip("torch")
 
-from scripts import FILES, call
+from scripts import FILES, Done, call
 from trainings import torchrun
 
 pytestmark = pytest.mark.usefixtures("no_data", "sketched")
@@ -44,3 +45,54 @@ def test_two_processes_train_as_one(name, tmp_path, monkeypatch, cases):
     for one, two in zip(*losses, strict=True):
         assert np.allclose(one, two, rtol=close, atol=0, equal_nan=True)
     assert "2 x CPU" in (tmp_path / "two" / "summary.md").read_text()
+
+
+# Studies whose trainings are shared out, with flags beyond the preset.
+SHARED = {
+    "pontryagin_gpt": "--only S 'S costates' 'S MSA'",
+    "pontryagin_resnet": "--only 'donut classic' 'donut euler adam' 'donut euler emsa'",
+    "rwpo_benchmarks": "--seeds 1 --only 'moons OT-Flow' 'moons chosen'",
+    "rwpo_digits": "--seeds 1 --only 'OT-Flow d3' 'late layer d3'",
+    "rwpo_inverse": "--problem lorenz --only 'lorenz ot-flow' 'lorenz itself-kl'",
+}
+OF_TIME = re.compile("second|memory|kilobytes|equal_time")
+
+
+def results(folder):
+    """What a study found, without times."""
+    done = Done(folder, "")
+    table = done.table.drop_vars([name for name in done.table if OF_TIME.search(name)])
+    return table.drop_attrs(), done.findings, done.summary["runs"]
+
+
+def assert_same(one, other):
+    (table, *rest), (other_table, *other_rest) = results(one), results(other)
+    xr.testing.assert_identical(table, other_table)
+    assert rest == other_rest
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_trainings_are_shared_out(name, tmp_path, monkeypatch, cases):
+    if not cases(0, 1):
+        pytest.skip("with --long: processes are slow to start")
+    flags = ["--preset", "smoke", "--device", "cpu", *shlex.split(SHARED[name])]
+    call(name, monkeypatch, *flags, "--out", str(tmp_path / "one"))
+    torchrun(FILES[name], *flags, "--out", tmp_path / "two")
+    assert_same(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_failure_ends_all_processes_and_others_resume(tmp_path, monkeypatch):
+    name, out = "pontryagin_resnet", tmp_path / "two"
+    flags = ["--preset", "smoke", "--device", "cpu", *shlex.split(SHARED[name]), "--resume"]
+    checkpoint = out / "donut-euler-emsa-0" / "checkpoint.pt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_text("of another program")
+    said = torchrun(FILES[name], *flags, "--out", out, fails=True)
+    assert said.count("wflow: error:") == 1 and f"{checkpoint} cannot be read" in said
+    assert not (out / "summary.json").exists()
+    before = {file: file.stat().st_mtime_ns for file in out.glob("*/record.json")}
+    checkpoint.unlink()
+    torchrun(FILES[name], *flags, "--out", out, processes=3)
+    assert before == {file: file.stat().st_mtime_ns for file in before}
+    call(name, monkeypatch, *flags, "--out", str(tmp_path / "one"))
+    assert_same(tmp_path / "one", out)

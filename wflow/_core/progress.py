@@ -17,7 +17,9 @@ COMPILING = f"compiling (once per machine, {COMPILING_TIME})"
 
 
 @contextmanager
-def progress(total: int, label: str = "", enabled: bool = True) -> Iterator[Advance]:
+def progress(
+    total: int, label: str = "", enabled: bool = True, *, bar: bool = True
+) -> Iterator[Advance]:
     """Show how far a loop has come and how long the rest will take.
 
     `with progress(steps, "H = 64") as advance: ... advance(1)`. On a terminal this is a bar, and in
@@ -33,6 +35,8 @@ def progress(total: int, label: str = "", enabled: bool = True) -> Iterator[Adva
         What runs.
     enabled : bool
         False shows nothing, and `advance` does nothing.
+    bar : bool
+        False writes lines to a terminal too, as other processes write to it at the same time.
 
     Yields
     ------
@@ -48,7 +52,7 @@ def progress(total: int, label: str = "", enabled: bool = True) -> Iterator[Adva
         shown: Display
         if (publish := _notebook()) is not None:
             shown = stack.enter_context(_in_notebook(total, label, publish))
-        elif sys.stderr.isatty():
+        elif bar and sys.stderr.isatty():
             shown = stack.enter_context(_bar(total, label))
         else:
             shown = _Lines(total, label)

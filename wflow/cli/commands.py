@@ -282,7 +282,12 @@ def guarded(main: Callable[[], int | None]) -> int:
                 sys.stdout.flush()  # here, so that a closed pipe shows inside the guard
                 return status or 0
         except (Interrupted, WflowError) as error:
-            return _complain(*last_words(error))
+            words, status = last_words(error)
+            # Of several processes that get a signal number 0 says so.
+            quiet = isinstance(error, Interrupted) and os.environ.get("WORLD_SIZE", "1") != "1"
+            if quiet and os.environ.get("RANK", "0") != "0":
+                return status
+            return _complain(words, status)
         except KeyboardInterrupt:
             return _complain("wflow: interrupted", 130)
         except BrokenPipeError:

@@ -471,8 +471,6 @@ class Session:
             f"wflow {source['versions']['wflow']}\n\n{found}\n"
         )
         texts = dict(texts or {}) | {"summary.md": page}
-        if not _first_process(self.flags):
-            return
         former = earlier_results(self.flags.out)
         print(printable(found))
         write_results(self.flags.out, table, document, figures, texts, stale=former)
@@ -524,7 +522,7 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
     >>> files["one"].name
     'one.h5'
     """
-    if not _first_process(flags):
+    if not first_process(flags):
         yield Session(name, flags)
         return
     if isinstance(flags, Flags) and flags.workers:
@@ -548,7 +546,7 @@ def _security(flags: Flags) -> Any:
     return security_of(flags.tls_ca_file, flags.tls_cert, flags.tls_key)
 
 
-def _first_process(flags: OutputFlags) -> bool:
+def first_process(flags: OutputFlags) -> bool:
     """Whether this process has the folder: of several that torchrun started for a study, number 0.
 
     Other launchers set RANK too, and a study that torchrun cannot distribute is one process.

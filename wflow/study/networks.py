@@ -29,7 +29,7 @@ from wflow._core.files import open_hdf5, opened, read_json, replace_file
 from wflow._core.fingerprint import NotComparable, fingerprint
 from wflow._core.printable import printable
 from wflow.study.flags import Checked, OutputFlags, Switch
-from wflow.study.frame import Finding, Session, Verdict, markdown_table, session
+from wflow.study.frame import Finding, Verdict, first_process, markdown_table, session
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +57,9 @@ class NetFlags(OutputFlags):
     """Flags of every study of networks."""
 
     needs: ClassVar[dict[str, str]] = NEEDS
-    torchrun: ClassVar[bool] = False
-    """Whether several processes of torchrun may train each of the networks together."""
+    torchrun: ClassVar[Literal["batches", "trainings"]] = "trainings"
+    """What several processes of torchrun share: each batch, or the trainings, each of which one
+    process does alone, with the numbers that it has without torchrun."""
     indifferent: ClassVar[frozenset[str]] = frozenset()
     """Fields by which a preset stays the one that the findings are about."""
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
@@ -88,11 +89,6 @@ class NetFlags(OutputFlags):
             )
         if len(set(self.only)) < len(self.only):
             raise InputError(f"--only is {' '.join(self.only)}: name every model once")
-        if os.environ.get("WORLD_SIZE", "1") != "1" and not self.torchrun:
-            raise InputError(
-                "a study is one process, and torchrun started several: give each GPU some of the "
-                "models instead, by --only MODEL, --device cuda:1 and a separate --out"
-            )
         need_torch()
         nets.train.device(self.device)  # refused before anything is written
 
@@ -136,6 +132,12 @@ def chosen(names: Iterable[str], seeds: Seeds, flags: NetFlags) -> list[str]:
         return flags.resume and all(map(_complete, files))
 
     return [name for name in names if name in flags.only or finished(name)]
+
+
+def _jobs(names: Sequence[str], seeds: Seeds) -> list[tuple[str, int]]:
+    """Return model and seed of all trainings, the first seed of every model first."""
+    last = max(_seeds_of(seeds, name) for name in names)
+    return [(n, k) for k in range(last) for n in names if k < _seeds_of(seeds, n)]
 
 
 def _seeds_of(seeds: Seeds, name: str) -> int:
@@ -213,7 +215,6 @@ class Results(NamedTuple):
 
 
 def train_all(
-    session: Session,
     flags: NetFlags,
     names: Sequence[str],
     seeds: Seeds,
@@ -222,22 +223,32 @@ def train_all(
 ) -> Results:
     """Train every model with every seed, each in a separate folder, and examine it.
 
+    Processes of torchrun share the trainings, or each of their batches, as `flags.torchrun` says;
+    all of them call this and get the same.
+
     Parameters
     ----------
     seeds : number of runs of every model, or of each by its name; their seeds are 0, 1, ...
     plan : (model, seed) -> Run
     examine : (model, seed, Trained) -> numbers by name; those of a diverged run are NaN
     """
+    jobs = _jobs(names, seeds)
+
+    def trained(job: tuple[str, int]) -> "tuple[Record, Dataset]":
+        found = _trained(flags, *job, plan(*job))
+        record = on_rank_zero(flags, partial(examine, *job, found))
+        return record | {"diverged": found.diverged}, found.history
+
+    if flags.torchrun == "trainings":
+        from wflow.nets.training.parallel import distribute
+
+        found = distribute(jobs, trained)
+    else:
+        found = [trained(job) for job in jobs]
     results = Results({name: [] for name in names}, {name: [] for name in names})
-    for seed in range(max(_seeds_of(seeds, name) for name in names)):
-        for name in names:
-            if seed >= _seeds_of(seeds, name):
-                continue
-            found = _trained(session, flags, name, seed, plan(name, seed))
-            record = on_rank_zero(flags, partial(examine, name, seed, found))
-            record |= {"diverged": found.diverged}
-            results.records[name].append(record)
-            results.histories[name].append(found.history)
+    for (name, _), (record, history) in zip(jobs, found, strict=True):
+        results.records[name].append(record)
+        results.histories[name].append(history)
     return results
 
 
@@ -253,7 +264,8 @@ class Experiment(Generic[AnyFlags, Data]):
     models: Callable[[AnyFlags], Mapping[str, Any]]
     """Flags -> the models by name."""
     load: Callable[[AnyFlags], Data]
-    """Flags -> the data, in the first process of torchrun alone."""
+    """Flags -> the data; in the first process of torchrun alone where it shares batches, and in
+    each where it shares trainings."""
     plan: Callable[[AnyFlags, Data, Any, int], Run]
     """Flags, data, model, seed -> the training."""
     measure: Callable[[AnyFlags, Data, Any, Trained, int], Record]
@@ -294,11 +306,12 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> None:
     models, seeds = experiment.models(flags), experiment.seeds(flags)
     names = chosen(models, seeds, flags)
     with session(experiment.name, flags) as opened_session:
-        data = on_rank_zero(flags, lambda: experiment.load(flags))
+        load = partial(experiment.load, flags)
+        data = load() if flags.torchrun == "trainings" else on_rank_zero(flags, load)
         source = getattr(data, "source", None)
         setting = [source, settings(flags), missing(flags.needs), *experiment.numbers]
         setting += experiment.along
-        code = cache(lambda: code_of(experiment.measure))  # takes seconds: in the first process
+        code = cache(lambda: code_of(experiment.measure))  # takes seconds: only to measure
         coords = experiment.coords(flags)
         unknown: Record = dict.fromkeys(experiment.numbers, np.nan)
         unknown |= {
@@ -315,13 +328,18 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> None:
             return cached_record(folder, known, trained, measured, resume=flags.resume)
 
         results = train_all(
-            opened_session,
             flags,
             names,
             seeds,
             lambda name, seed: experiment.plan(flags, data, models[name], seed),
             examine,
         )
+        if not first_process(flags):
+            return
+        for name, seed in _jobs(names, seeds):
+            if not results.records[name][seed]["diverged"]:
+                folder = folder_of(flags.out, name, seed)
+                opened_session.files[folder.name] = folder / nets.train.METRICS
         found: Sequence[Finding] = ()
         if is_published(flags) and len(names) == len(models):
             found = experiment.findings(flags, data, results)
@@ -405,7 +423,7 @@ def on_rank_zero(flags: NetFlags, task: Callable[[], Result]) -> Result:
     return nets.train.process_group(flags.device).on_rank_zero(task)
 
 
-def _trained(session: Session, flags: NetFlags, name: str, seed: int, run: Run) -> Trained:
+def _trained(flags: NetFlags, name: str, seed: int, run: Run) -> Trained:
     """Train one run, or take up what `--resume` finds of it."""
     train = nets.train
     out = folder_of(flags.out, name, seed)
@@ -422,7 +440,6 @@ def _trained(session: Session, flags: NetFlags, name: str, seed: int, run: Run) 
             overwrite=flags.overwrite,
             label=out.name,
         )
-        session.files[out.name] = out / train.METRICS
     except train.NonFiniteLossError as error:  # that is a result, and not the end of the study
         print(printable(f"{out.name}: {error}", lines=False), file=sys.stderr)
         history, diverged = error.history, True

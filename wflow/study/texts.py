@@ -44,7 +44,7 @@ Published = Mapping[str, Mapping[str, float]]  # model -> score by name
 class TextFlags(networks.NetFlags):
     """Flags of the studies that train GPTs and score texts."""
 
-    torchrun: ClassVar[bool] = True
+    torchrun: ClassVar = "batches"
     needs: ClassVar[dict[str, str]] = networks.NEEDS | dict.fromkeys(
         ("sacrebleu", "sacremoses", "rouge_score"), "metrics"
     )

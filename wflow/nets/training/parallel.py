@@ -1,17 +1,23 @@
-"""Training by several processes over torch.distributed: batches, reductions, shared tasks.
+"""Training by several processes over torch.distributed: of one network, or of many.
 
-`torchrun` starts the processes and sets RANK, LOCAL_RANK and WORLD_SIZE for each. Every process
-holds the whole network; gradients are averaged by torch's DistributedDataParallel, over NCCL
-on GPUs and Gloo on CPUs. Without torchrun there is one process, and nothing is exchanged.
+`torchrun` starts the processes and sets RANK, LOCAL_RANK and WORLD_SIZE for each. In a
+`process_group` every process holds the whole network; gradients are averaged by torch's
+DistributedDataParallel, over NCCL on GPUs and Gloo on CPUs. By `distribute` each process trains
+other networks, alone, and they exchange results only. Without torchrun there is one process, and
+nothing is exchanged.
 """
 
 import atexit
 import os
+import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
+from itertools import count as counted
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,8 +29,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from wflow._core.errors import InputError, Interrupted, WflowError
 
+Job = TypeVar("Job")
 Result = TypeVar("Result")
 
+_ALONE = ContextVar("alone", default=False)  # whether a job of `distribute` runs
+_ROUNDS = counted()  # calls of `distribute`
+_PIECE = 2**22  # bytes of a value in the store, which takes twice as many
+_PAUSE = 0.1  # seconds between two looks into the store
 _PATIENCE = timedelta(hours=2)
 _GLOO_SECONDS = 0.2  # until its threads have certainly run once more
 
@@ -41,11 +52,14 @@ class Processes:
         Its number; number 0 writes files and shows progress.
     count : int, default 1
         Number of processes.
+    others : bool, default False
+        Whether other processes train other networks beside it.
     """
 
     device: torch.device
     rank: int = 0
     count: int = 1
+    others: bool = False
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The network with its gradients averaged over the processes; all start from rank 0's."""
@@ -190,7 +204,7 @@ def device(name: str) -> torch.device:
 
 
 def process_group(name: str) -> Processes:
-    """The processes that torchrun started, or this one alone.
+    """The processes that torchrun started, or this one alone, as it is in a job of `distribute`.
 
     Parameters
     ----------
@@ -205,23 +219,95 @@ def process_group(name: str) -> Processes:
     count = _environment("WORLD_SIZE", 1)
     if count == 1 and not _joined():
         return Processes(device(name))
-    if name.startswith("cuda:"):
+    if name.startswith("cuda:") and not _ALONE.get():
         raise InputError(f"device is {name}: several processes take one GPU each, give cuda")
     own = device(name)
     if own.type == "cuda":
-        torch.cuda.set_device(own)  # NCCL works on the current device
+        torch.cuda.set_device(own)  # for NCCL and pinned memory
+    if _ALONE.get():
+        return Processes(own, others=True)
     if not _joined():
-        missing = [k for k in ("RANK", "MASTER_ADDR", "MASTER_PORT") if k not in os.environ]
-        if missing:
-            raise InputError(
-                f"WORLD_SIZE is {count} and {', '.join(missing)} not set: start several processes "
-                "by torchrun (torchrun --nproc-per-node 2 ...), or unset WORLD_SIZE"
-            )
+        _check_variables(count)
         # Once for all trainings of this program: torchrun's store allows one rendezvous.
         # The others wait while process 0 evaluates and saves.
         dist.init_process_group("nccl" if own.type == "cuda" else "gloo", timeout=_PATIENCE)
         atexit.register(_leave)
     return Processes(own, dist.get_rank(), dist.get_world_size())
+
+
+def distribute(jobs: Sequence[Job], task: Callable[[Job], Result]) -> list[Result]:
+    """The results of a task for all jobs, each done by one of the processes of torchrun.
+
+    The first process that is free takes the next job, and trains alone in it. Every process calls
+    this with the same jobs and gets all results, pickled. No job begins before process 0 has come.
+    Waiting has no limit of time and ends by a signal: torchrun sends one where a process fails.
+
+    Parameters
+    ----------
+    jobs : sequence of objects
+        What is to be done.
+    task : callable
+        Function of a job, whose result can be pickled.
+
+    Raises
+    ------
+    InputError
+        For WORLD_SIZE without what else torchrun sets.
+    """
+    count = _environment("WORLD_SIZE", 1)
+    if count == 1 or _ALONE.get():
+        return [task(job) for job in jobs]
+    _check_variables(count)
+    store = dist.PrefixStore(f"wflow/{next(_ROUNDS)}", _store())
+    if os.environ["RANK"] == "0":
+        store.set("open", "")
+    _wait(store, "open")
+    while (place := store.add("taken", 1) - 1) < len(jobs):
+        outside = _ALONE.set(True)
+        try:
+            data = pickle.dumps(task(jobs[place]))
+        finally:
+            _ALONE.reset(outside)
+        pieces = range(0, len(data), _PIECE)
+        for first in pieces:
+            piece = data[first : first + _PIECE]
+            store.set(f"{place}/{first}", piece)  # type: ignore[arg-type]
+        store.set(f"{place}", str(len(data)))
+    results = []
+    for place in range(len(jobs)):
+        _wait(store, f"{place}")
+        pieces = range(0, int(store.get(f"{place}")), _PIECE)
+        results.append(pickle.loads(b"".join(store.get(f"{place}/{first}") for first in pieces)))
+    return results
+
+
+def _wait(store: dist.Store, key: str) -> None:
+    """Wait for a key by looking: Python hears no signal while the store itself waits."""
+    while not store.check([key]):
+        time.sleep(_PAUSE)
+
+
+@cache
+def _store() -> dist.Store:
+    """The store that torchrun holds for its processes; that of process 0 for other launchers."""
+    held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=os.environ["RANK"] == "0" and not held,
+        wait_for_workers=False,
+    )
+    return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+
+
+def _check_variables(count: int) -> None:
+    """Raise InputError unless the environment has what torchrun sets beside WORLD_SIZE."""
+    missing = [k for k in ("RANK", "MASTER_ADDR", "MASTER_PORT") if k not in os.environ]
+    if missing:
+        raise InputError(
+            f"WORLD_SIZE is {count} and {', '.join(missing)} not set: start several processes "
+            "by torchrun (torchrun --nproc-per-node 2 ...), or unset WORLD_SIZE"
+        )
 
 
 def _joined() -> bool:

@@ -839,7 +839,8 @@ def train(
         caught = stack.enter_context(_caught(folder))
         first = processes.rank == 0
         log = stack.enter_context(tensorboard_log(board if first else None, run.done))
-        advance = stack.enter_context(progress(config.steps, label, enabled=first))
+        shown = progress(config.steps, label, enabled=first, bar=not processes.others)
+        advance = stack.enter_context(shown)
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(processes.device)
         run.go(caught, advance, log)

@@ -35,7 +35,7 @@ MAX_PANELS = 6  # of snapshots, unless their times are given
 MAX_FRAMES, MAX_TOKENS = 150, 2000  # of clouds in motion, in an animation and in a report
 BAND = (10.0, 90.0)  # percentiles over the paths
 
-Band = Literal["percentiles", "error"]
+Band = Literal["percentiles", "error", "range", "logarithms"]
 Style = Literal["screen", "paper"]
 
 
@@ -343,7 +343,11 @@ def curve(
     band_alpha: float,
     **line: Any,
 ) -> None:
-    """Draw the mean over the paths of (paths, k), and a band: percentiles, or error of the mean."""
+    """Draw the mean over the paths of (paths, k), and a band: percentiles, its error, the range.
+
+    Percentiles and error leave out values that are not finite, the range does not; "logarithms" is
+    the range around the geometric mean.
+    """
     recorded = np.isfinite(values).any(axis=0)
     time, values = time[recorded], values[:, recorded]
     marked = line.get("markevery")
@@ -351,11 +355,16 @@ def curve(
         line.pop("markevery", None)  # nothing to mark: the label alone shows
     elif marked is not None:
         line["markevery"] = [k for k in marked if k < len(time)]
-    mean = np.nanmean(values, axis=0)
+    if band == "logarithms":
+        mean = np.exp(np.log(values).mean(axis=0))
+    else:
+        mean = (np.mean if band == "range" else np.nanmean)(values, axis=0)
     axis.plot(time, mean, zorder=3, **line)
     if values.shape[0] > 1 and values.size:
         if band == "percentiles":
             low, high = np.nanpercentile(values, BAND, axis=0)
+        elif band != "error":
+            low, high = values.min(axis=0), values.max(axis=0)
         else:
             error = np.nanstd(values, axis=0, ddof=1) / math.sqrt(values.shape[0])
             low, high = mean - error, mean + error
@@ -447,7 +456,7 @@ def step_error(ds: "Dataset") -> str:
         scheme, chosen = stepping(ds, settings)
     except (InputError, KeyError, TypeError):
         return "Error of the steps: halve dt to check"
-    if chosen:
+    if chosen and "token" in ds.sizes:
         return f"Error of the steps that {scheme.name} chooses: lower its tolerances to check"
     noisy = "work_ito" in ds and bool(np.any(np.nan_to_num(ds["work_ito"].values)))
     noisy |= bool(settings.get("kappa")) and "token" in ds.sizes

@@ -111,8 +111,7 @@ def gradient_over_time(
     Returns
     -------
     matplotlib.figure.Figure
-        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
-        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+        The new figure, or the one of `ax`.
 
     Raises
     ------
@@ -234,8 +233,7 @@ def gradient_against_heads(
     Returns
     -------
     matplotlib.figure.Figure
-        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
-        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+        The new figure, or the one of `ax`.
 
     Raises
     ------
@@ -340,8 +338,7 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
     Returns
     -------
     matplotlib.figure.Figure
-        Two or three panels, or the figure of `ax`. The new one displays itself in a notebook. The
-        one of `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+        Two or three panels, or the figure of `ax`.
 
     Raises
     ------
@@ -505,8 +502,7 @@ def clusters_over_time(ds: Dataset, scale: float, *, ax: Axes | None = None) -> 
     Returns
     -------
     matplotlib.figure.Figure
-        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
-        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+        The new figure, or the one of `ax`.
 
     Raises
     ------
@@ -588,8 +584,7 @@ def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Fi
     Returns
     -------
     matplotlib.figure.Figure
-        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
-        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+        The new figure, or the one of `ax`.
 
     Raises
     ------

@@ -215,8 +215,7 @@ def token_snapshots(
     Returns
     -------
     matplotlib.figure.Figure
-        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
-        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+        The new figure, or the one of `ax`.
 
     Raises
     ------

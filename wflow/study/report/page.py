@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wflow._core.checks import path_of, shown
+from wflow._core.checks import path_of, shown, switch
 from wflow._core.errors import InputError, RunFileError
 from wflow._core.invocation import shell_line
 from wflow._core.printable import printable
 from wflow._version import __version__
 from wflow.analysis.description import with_error
 from wflow.plots.charts import Chart, escaped, plain
-from wflow.plots.figure import evenly, rounded
+from wflow.plots.figure import MAX_PANELS, evenly, rectangle, rounded
 from wflow.plots.tokens import view
 from wflow.runs.results import REPORT, replace_files
 from wflow.runs.schema import is_movement, law_name
@@ -100,6 +100,7 @@ def write(
     ...     page.stat().st_size < 7_000_000
     True
     """
+    light = switch(light, "light")
     if hasattr(source, "data_vars"):
         place, page = Path(REPORT), _page_of_run(_in_memory(source, light))  # type: ignore[arg-type]
     else:
@@ -336,29 +337,26 @@ def _cloud_data(cloud: DrawnTokens) -> dict[str, Any]:
 
 
 def _cloud_svg(cloud: DrawnTokens) -> str:
-    """Draw the tokens at up to five times, seen from one side."""
-    frames = evenly(len(cloud.times), 5)
-    size = 150.0
-    width, times = size * len(frames), rounded(cloud.times)
+    """Draw the tokens at up to six times, seen from one side."""
+    frames, times = evenly(len(cloud.times), MAX_PANELS), rounded(cloud.times)
+    rows, columns = rectangle(len(frames), 3)
+    size, radius = 150.0, 67.0
     parts = [
-        f'<svg viewBox="0 0 {width:g} {size + 22:g}" role="img" style="max-width:{width:g}px" '
-        f'aria-label="{escaped(cloud.caption)}">'
+        f'<svg viewBox="0 0 {size * columns:g} {(size + 22) * rows:g}" role="img" '
+        f'style="max-width:{220 * columns}px" aria-label="{escaped(cloud.caption)}">'
     ]
     step = max(1, math.ceil(cloud.points.shape[1] / 250))
     for k, frame in enumerate(frames):
         points = cloud.points[frame, ::step]
         seen = points @ view().T if points.shape[1] == 3 else np.c_[points, np.ones(len(points))]
-        centre, radius = size * (k + 0.5), size / 2 - 8
-        parts.append(f'<circle class="ball" cx="{centre:g}" cy="{size / 2:g}" r="{radius:g}"/>')
+        x, y = size * (k % columns + 0.5), (size + 22) * (k // columns) + size / 2
+        parts.append(f'<circle class="ball" cx="{x:g}" cy="{y:g}" r="{radius:g}"/>')
         near = seen[:, 2] >= 0
         for side, there in (("far", seen[~near]), ("near", seen[near])):
-            d = "".join(
-                f"M{centre + radius * x:.1f} {size / 2 - radius * y:.1f}h0" for x, y in there[:, :2]
-            )
+            d = "".join(f"M{x + radius * u:.1f} {y - radius * v:.1f}h0" for u, v in there[:, :2])
             parts.append(f'<path class="token {side}" d="{d}"/>')
-        parts.append(
-            f'<text class="tick mid" x="{centre:g}" y="{size + 14:g}">t = {times[frame]:g}</text>'
-        )
+        label = f"t = {times[frame]:g}"
+        parts.append(f'<text class="tick mid" x="{x:g}" y="{y + size / 2 + 14:g}">{label}</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -585,7 +583,7 @@ def _page_of_study(study: Study) -> Page:
 
 def _conclusion_of_study(study: Study) -> str:
     """Say in a sentence what a study found: its verdicts, its fit, or what its last run found."""
-    findings = study.document.get("findings") or []
+    findings = study.document.get("findings")
     if findings:
         counts = Counter(entry["verdict"] for entry in findings)
         listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
@@ -597,6 +595,9 @@ def _conclusion_of_study(study: Study) -> str:
         low, high = fit["exponent_ci"]
         range_ = f" ({100 * fit['level']:.0f} %: {low:.3f} to {high:.3f})" if low and high else ""
         return f"G² goes like H^b with the number of heads H, b = {fit['exponent']:.3f}{range_}."
+    if findings is not None and study.sections:
+        count = len(study.sections) + len(study.rest)
+        return f"The study decides no prediction at this size; the tables show its {count} runs."
     if study.sections:
         last = study.sections[-1]
         return last.conclusion and f"{last.name}: {last.conclusion}"

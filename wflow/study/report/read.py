@@ -415,7 +415,7 @@ def _density(ds: Dataset, light: bool) -> tuple[str, bytes] | None:
     figure = density_snapshots(ds, which="mean" if path is None else path, style="paper")
     drawn = io.BytesIO()
     with style():
-        figure.savefig(drawn, format="png", dpi=180, metadata={"Software": CREATOR})
+        figure.savefig(drawn, format="png", dpi=150, metadata={"Software": CREATOR})
     whose = "mean over the paths" if path is None else f"path {path}"
     content = _smaller(drawn.getvalue()) if light else drawn.getvalue()
     return f"Density at times of the snapshots, {whose}.", content

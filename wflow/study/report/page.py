@@ -442,16 +442,18 @@ def _side_by_side(parts: Sequence[str]) -> str:
     return f'<div class="hero">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
 
 
-def _section_html(section: Section, key: str, page: Page, level: int, chips: bool = True) -> str:
-    """Write one run: its parts in order, those that are missing named."""
+def _section_html(section: Section, key: str, page: Page, level: int, again: bool = False) -> str:
+    """Write one run: its parts in order, those that are missing named.
+
+    What is shown `again` has its tokens and energy at the top of the page, and nothing besides it.
+    """
 
     def title(name: str, text: str) -> str:
         return f'<h{level} id="{key}-{name}">{text}</h{level}>'
 
     parts = [
         _banner(section.missing),
-        _hero(section, key, page, title),
-        _chips([section]) if chips else "",
+        "" if again else _hero(section, key, page, title) + _chips([section]),
         _tiles(
             [
                 ("energy at the start", section.fact("E(0)")),
@@ -466,7 +468,7 @@ def _section_html(section: Section, key: str, page: Page, level: int, chips: boo
         ),
     ]
     if section.balance:
-        head = ("term", "at the last time: mean ± standard error")
+        head = ("", "at the last time: mean ± standard error")
         parts.append(_table(section.balance, head, "numbers"))
 
     def chart(name: str, text: str, absent: str = "") -> None:
@@ -493,8 +495,8 @@ def _section_html(section: Section, key: str, page: Page, level: int, chips: boo
     parts.append(_table(section.facts, kind="info"))
     parts += [title("provenance", "Provenance"), _table(section.provenance, kind="info")]
     may_run = section.complete and not (sampler or movement)
-    again = section.file.name if section.file and may_run else None
-    parts.append(_command(section.fact("command"), again))
+    file = section.file.name if section.file and may_run else None
+    parts.append(_command(section.fact("command"), file))
     return "\n".join(part for part in parts if part)
 
 
@@ -547,7 +549,8 @@ def _page_of_study(study: Study) -> Page:
         _picture(content, f"Figure of the study: {words}", words)
         for words, content in ((s.replace("_", " "), c) for s, c in study.pictures.items())
     ]
-    if places or (study.sections and not pictures):
+    run_above = bool(places or (study.sections and not pictures))
+    if run_above:
         place = places[-1] if places else len(study.sections) - 1
         section = study.sections[place]
         words = f"Run {escaped(section.name)}"
@@ -568,7 +571,7 @@ def _page_of_study(study: Study) -> Page:
         body.append('<section><h2 id="figures">Figures</h2><div class="pictures">')
         body += [*pictures, "</div></section>"]
     if study.sections:
-        body.append(_runs_html(study, page))
+        body.append(_runs_html(study, page, run_above and len(study.sections) == 1))
     rows = [
         (key, plain(value if isinstance(value, str) else json.dumps(value)))
         for key in ("schema", "created", "versions", "config")
@@ -674,7 +677,7 @@ def _fit_rows(fit: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     yield "fit from H =", number(fit["heads_from"]), "", ""
 
 
-def _runs_html(study: Study, page: Page) -> str:
+def _runs_html(study: Study, page: Page, again: bool) -> str:
     """Return the list of runs, and a section for each of them."""
     columns = {"status": "status", "heads": "heads", "tokens": "tokens", "paths": "paths",
                "E(0)": "E(0)", "E(T)": "E(T)", "edi_residual(T)": "residual",
@@ -706,7 +709,7 @@ def _runs_html(study: Study, page: Page) -> str:
     for k, section in enumerate(study.sections):
         parts.append(
             f'<section class="run" id="r{k}"><h2 class="name">Run {escaped(section.name)}</h2>'
-            f"{_conclusion(section.conclusion)}"
-            f"{_section_html(section, f'r{k}', page, 3, several)}</section>"
+            f"{'' if again else _conclusion(section.conclusion)}"
+            f"{_section_html(section, f'r{k}', page, 3, again)}</section>"
         )
     return "\n".join(parts)

@@ -27,7 +27,7 @@ from wflow.plots.figure import (
     style,
     time_axis,
 )
-from wflow.plots.tokens import by_depth, globe, paler, principal_axes, view
+from wflow.plots.tokens import by_depth, disc, globe, paler, principal_axes, view
 from wflow.runs.results import DRAFT
 
 if TYPE_CHECKING:
@@ -254,18 +254,11 @@ def _tokens(
     axis: "Axes", points: NDArray, colours: NDArray, d: int
 ) -> "tuple[PathCollection, Callable[[NDArray], None]]":
     """Draw the tokens of the first frame; returns them and the function that moves them."""
+    if points.shape[1] == 2:
+        dots = disc(axis, points, ("$x_1$", "$x_2$"), True, colours)
+        return dots, dots.set_offsets
     n = len(points)
     size = float(np.clip(3600 / n, 3, 20))
-    if points.shape[1] == 2:
-        from matplotlib.patches import Circle
-
-        axis.add_patch(Circle((0, 0), 1, facecolor="0.975", edgecolor="0.55", linewidth=0.7))
-        dots = axis.scatter(
-            points[:, 0], points[:, 1], s=size, c=colours, alpha=0.75, linewidths=0, zorder=3
-        )
-        axis.set(xlim=(-1.12, 1.12), ylim=(-1.12, 1.12), aspect="equal")
-        axis.set(xticks=(-1, 0, 1), yticks=(-1, 0, 1), xlabel="$x_1$", ylabel="$x_2$")
-        return dots, dots.set_offsets
     names = [rf"${'x' if d == 3 else 'p'}_{k}$" for k in (1, 2, 3)]
     globe(axis, names)
     dots = axis.scatter(

@@ -140,7 +140,7 @@ def lines(panels: Mapping[str, tuple[str, Sequence[Line]]], ylabel: str) -> "Fig
 def _legend(figure: "Figure", axis: "Axes", seeds: int) -> None:
     """Name the models above the panels, which leaves the curves free."""
     handles, labels = axis.get_legend_handles_labels()
-    columns = 120 // (8 + max(map(len, labels), default=0))  # the width of the page
+    columns = 115 // (8 + max(map(len, labels), default=0))  # the width of the page
     figure.legend(
         handles,
         labels,

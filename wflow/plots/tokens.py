@@ -22,6 +22,7 @@ from wflow.plots.style import style as apply
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
     from xarray import Dataset
 
@@ -51,14 +52,14 @@ def disc(
     names: tuple[str, ...],
     first: bool,
     colours: NDArray[np.floating] = NEAR,
-) -> None:
+) -> "PathCollection":
     """Draw points (n, 2) and the unit circle; the first panel of a row carries the axes."""
     from matplotlib.patches import Circle
 
     axis.add_patch(Circle((0, 0), 1, facecolor="0.975", edgecolor="0.55", linewidth=0.7))
     for line in (axis.axhline, axis.axvline):
         line(0, color="0.85", linewidth=0.4, zorder=1.1)
-    axis.scatter(
+    dots = axis.scatter(
         points[:, 0],
         points[:, 1],
         s=_size(len(points)),
@@ -75,6 +76,7 @@ def disc(
     axis.set_xlabel(names[0], labelpad=1)
     if first:
         axis.set_ylabel(names[1], labelpad=1)
+    return dots
 
 
 _AXES = ("$x_1$", "$x_2$", "$x_3$")

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import count
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -247,22 +247,17 @@ def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), kind: str = 
 
 def _labelled(table: str) -> str:
     """Name every cell by its column, for narrow screens on which rows are shown as lists."""
-    heads = [
-        re.sub("<[^>]+>", "", text) for text in re.findall(r"<th scope=.col[^>]*>(.*?)</th>", table)
-    ]
+    heads = re.findall(r"<th scope=.col[^>]*>(.*?)</th>", table)
+    heads = [re.sub("<[^>]+>", "", text) for text in heads]
 
     def row(match: re.Match[str]) -> str:
-        places = count(0)
+        names = chain(heads, repeat(""))
         return re.sub(
-            r"<(td|th)(?=[ >])",
-            lambda cell: (
-                f'<{cell[1]} data-label="{heads[k] if (k := next(places)) < len(heads) else ""}"'
-            ),
-            match[0],
+            "<(td|th)(?=[ >])", lambda cell: f'{cell[0]} data-label="{next(names)}"', match[0]
         )
 
     top, _, body = table.partition("<tbody>")
-    return top + "<tbody>" + re.sub(r"<tr>.*?</tr>", row, body, flags=re.DOTALL) if heads else table
+    return f"{top}<tbody>{re.sub('<tr>.*?</tr>', row, body, flags=re.DOTALL)}"
 
 
 def _banner(lines: Sequence[str]) -> str:

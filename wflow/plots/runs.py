@@ -425,6 +425,7 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
             axis.set_title("\n".join(lines if page else [textwrap.fill(t, 42) for t in lines]))
         time_axis(axes.flat[-1])
         figure.align_ylabels()
+        figure.draw_without_rendering()  # the first layout changes the ticks, and they the layout
     return figure
 
 

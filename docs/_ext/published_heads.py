@@ -52,7 +52,7 @@ def snapshots(axes: list[Axes], results: Results) -> None:
     """Draw the mean tokens of the most heads at four times."""
     ds = results.runs[max(results.runs)]
     for axis, t in zip(axes, TIMES, strict=True):
-        wflow.plots.token_snapshots(ds, [t * float(ds["time"][-1])], ax=axis)
+        wflow.plots.token_snapshots(ds, [t * float(ds["time"][-1])], "mean", ax=axis)
 
 
 def gradient(axes: list[Axes], results: Results) -> None:

@@ -90,11 +90,6 @@ def test_an_unfinished_run_says_so(tmp_path):
             ds.wflow.plot()
 
 
-@pytest.mark.parametrize("kind", [None, "energy_balance", "gradient_over_time", "tokens"])
-def test_plot_draws(run, kind):
-    assert isinstance(run.wflow.plot(kind), Figure)
-
-
 def test_verify_w2_and_clusters_are_those_of_the_package(run):
     limits = [run.wflow.verify(tolerance).checks[-1].limit for tolerance in (None, 0.05, 0.01)]
     assert limits[0] == limits[1] > limits[2]

@@ -72,23 +72,38 @@ def test_notebook_shows_each_figure_once_without_pyplot_and_with_the_inline_back
     assert found[SETUP] == []
 
 
-SINGLE: dict[str, Callable[..., Figure]] = {
-    "token_snapshots": plots.token_snapshots,
-    "gradient_over_time": plots.gradient_over_time,
-    "gradient_against_heads": lambda run, ax: plots.gradient_against_heads(
-        [1, 2], [[1.0], [0.5]], ax=ax
+DENSITIES = ("density_snapshots", "free_energy_over_time")
+OTHERS: dict[str, Callable[[], tuple[Any, ...]]] = {  # arguments of those that draw no run
+    "gradient_against_heads": lambda: ([1, 2], [[1.0], [0.5]]),
+    "bifurcation": lambda: (
+        wflow.stationary.branch(
+            np.eye(2), wflow.stationary.Nodes.axial(2, 24), 1, kappa=(0.3, 1.0), step=0.3
+        ),
     ),
-    "clusters_over_time": lambda run, ax: plots.clusters_over_time(run, 0.3, ax=ax),
-    "heads_over_time": plots.heads_over_time,
 }
+ACCESSED = ("energy_balance", "gradient_over_time", "tokens", "density", "free_energy")
 
 
-@pytest.mark.parametrize("name", SINGLE)
-def test_given_axes_are_drawn_in_and_nothing_else_is(name: str, run: xr.Dataset) -> None:
+@pytest.fixture(scope="module")
+def limit() -> xr.Dataset:
+    mesh = wflow.meanfield.Circle(16)
+    law = wflow.heads.Frozen()
+    return wflow.meanfield.solve(np.ones(16), law, mesh=mesh, heads=1, t_final=0.1)
+
+
+@pytest.mark.parametrize("name", [*CELLS, *(f"run.wflow.plot {kind}" for kind in ACCESSED)])
+def test_given_axes_are_drawn_in_and_nothing_else_is(name: str, run, limit) -> None:
     owner = Figure()
     left, right = owner.subplots(1, 2)
     size = left.xaxis.label.get_size()
-    assert SINGLE[name](run, ax=left) is owner
+    if name in CELLS:
+        given = OTHERS[name]() if name in OTHERS else (limit if name in DENSITIES else run,)
+        given += (0.3,) if name == "clusters_over_time" else ()
+        drawn = getattr(plots, name)(*given, ax=left)
+    else:
+        kind = name.split()[-1]
+        drawn = (limit if kind in ("density", "free_energy") else run).wflow.plot(kind, ax=left)
+    assert drawn is owner
     assert left.has_data() and not right.has_data()
     assert owner.axes == [left, right] and not owner.legends and not owner.texts
     assert left.xaxis.label.get_size() == size, "the style is that of the owner"

@@ -10,7 +10,7 @@ import xarray as xr
 import wflow
 from wflow import InputError, fits, plots
 from wflow.plots import tokens
-from wflow.plots.figure import save
+from wflow.plots.figure import rectangle, rounded, save
 from wflow.runs.results import OF_ONE_RUN
 
 
@@ -34,11 +34,72 @@ def texts(figure) -> str:
 @pytest.mark.parametrize("d", [2, 3, 5])
 def test_snapshots_have_a_panel_per_time(d: int) -> None:
     run = a_run(d=d)
-    figure = plots.token_snapshots(run, which=0)
+    figure = plots.token_snapshots(run)
     assert len(figure.axes) == 5
     assert ("Principal axis 1" in texts(figure)) == (d > 3)
     run["tokens_mean"][3:] = np.nan  # of a run that was killed
-    assert len(plots.token_snapshots(run).axes) == 3
+    assert len(plots.token_snapshots(run, which="mean").axes) == 3
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "shape"),
+    [
+        (6, 5, (2, 3)),
+        (5, 5, (1, 5)),
+        (8, 5, (2, 4)),
+        (7, 5, (2, 4)),
+        (4, 3, (2, 2)),
+        (6, 3, (2, 3)),
+    ],
+)
+def test_snapshots_fill_a_rectangle(count, most, shape) -> None:
+    assert rectangle(count, most) == shape
+
+
+def test_times_are_rounded_and_stay_apart() -> None:
+    assert rounded([0, 1 / 3, 2 / 3, 1]) == [0, 0.33, 0.67, 1]
+    assert rounded([9.999, 10.0]) == [9.999, 10.0]
+
+
+@pytest.mark.parametrize("d", [2, 3, 5])
+def test_tokens_of_a_cluster_have_one_colour_and_places_have_their_own(d: int) -> None:
+    run = a_run(d=d, paths=1)
+    labels = wflow.clusters.labels(run["tokens"].values[0, -1], 0.2)
+    colours = tokens.cluster_colours(labels)
+    assert len({tuple(row) for row in colours}) == min(labels.max() + 1, 10)
+    for color, most in (("start", run.sizes["token"]), ("cluster", min(labels.max() + 1, 10))):
+        panel = plots.token_snapshots(run, color=color).axes[0].collections[0]
+        faces = np.unique(panel.get_facecolors()[:, :3], axis=0)
+        assert len(faces) == most or d == 3  # on the sphere the far side is paler
+    with pytest.raises(InputError, match="cluster"):
+        plots.token_snapshots(run, color="depth")
+
+
+@pytest.mark.parametrize("style", ["screen", "paper"])
+def test_figures_fit_the_columns_of_a_page(style) -> None:
+    width = {"screen": 6.9, "paper": 3.3}[style]
+    run = a_run()
+    for figure in (plots.energy_balance(run, style=style), plots.token_snapshots(run, style=style)):
+        assert figure.get_figwidth() == width
+    with pytest.raises(InputError, match="paper"):
+        plots.energy_balance(run, style="poster")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "law", "said"),
+    [
+        ("euler", None, "order dt (euler with noise)"),
+        ("sra1", None, "order dt (sra1 with noise)"),
+        ("sra1", wflow.heads.Frozen(), "order dt² (sra1)"),
+        ("euler", wflow.heads.Frozen(), "order dt (euler)"),
+        ("heun", wflow.heads.Frozen(), "order dt² (heun)"),
+        ("rk4", wflow.heads.Frozen(), "order dt⁴ (rk4)"),
+        ("dopri5", wflow.heads.Frozen(), "lower its tolerances"),
+    ],
+)
+def test_the_energy_balance_says_what_its_residual_is(scheme, law, said) -> None:
+    figure = plots.energy_balance(a_run(scheme=scheme, law=law, records=11, paths=1))
+    assert said in texts(figure)
 
 
 def test_projection_keeps_the_sphere_in_the_unit_disc_and_its_axes_orthonormal() -> None:
@@ -61,16 +122,21 @@ def test_gradient_curves_are_means_over_paths_on_a_log_scale() -> None:
     assert len(styles) == 3, "curves must differ without colour"
 
 
-def test_middle_panel_sums_weight_drift_and_ito_which_nearly_cancel() -> None:
+def test_weight_drift_and_ito_which_nearly_cancel_are_summed_above_and_shown_below() -> None:
     run = a_run()
-    top, net, _ = plots.energy_balance(run).axes
-    drawn = {line.get_label(): line.get_ydata() for line in net.lines}
-    summed = (run["work_weights"] + run["work_ito"]).mean("path")
-    np.testing.assert_allclose(drawn["weight drift + Itô"], summed, atol=1e-14)
-    others = {line.get_label(): line.get_ydata() for line in top.lines}
-    for name in set(others) - {"weight drift", "Itô correction"}:
-        np.testing.assert_array_equal(drawn[name], others[name])
-    assert set(drawn) - {"weight drift + Itô"} <= set(others)
+    top, weights, _ = plots.energy_balance(run).axes
+    drawn = {line.get_label(): line.get_ydata() for line in top.lines}
+    parts = {line.get_label(): line.get_ydata() for line in weights.lines[1:]}
+    np.testing.assert_allclose(drawn["drift + Itô"], sum(parts.values()), atol=1e-14)
+    np.testing.assert_allclose(parts["Itô correction"], run["work_ito"].mean("path"), atol=1e-14)
+    assert not set(drawn) & set(parts)
+
+
+def test_terms_that_are_zero_are_named_and_not_drawn() -> None:
+    figure = plots.energy_balance(a_run(law=wflow.heads.Frozen(), paths=1))
+    assert "Zero throughout: weight drift, Itô correction, martingale" in texts(figure)
+    labels = {line.get_label() for line in figure.axes[0].lines[1:]}
+    assert labels == {"E(t) − E(0)", "−∫ dissipation", "−∫ G²"}
 
 
 @pytest.mark.parametrize("direction", ["descent", "ascent"])
@@ -78,12 +144,12 @@ def test_terms_of_the_figure_add_up_to_the_energy_change(direction: str) -> None
     run = a_run(direction=direction)
     top = plots.energy_balance(run).axes[0]
     drawn = {line.get_label(): line.get_ydata() for line in top.lines}
-    change = drawn.pop("energy change $E(t) - E(0)$")
-    twin = next(label for label in drawn if "G^2" in label)
+    change = drawn.pop("E(t) − E(0)")
+    twin = next(label for label in drawn if "G²" in label)
     drawn.pop(twin)
     terms = sum(v for name, v in drawn.items() if not name.startswith("_"))
     assert np.abs(change - terms - run["edi_residual"].mean("path").values).max() < 1e-12
-    assert twin.startswith("$+" if direction == "ascent" else "$-")
+    assert twin.startswith("∫" if direction == "ascent" else "−")
 
 
 def test_infinite_energy_is_left_out_of_the_curve() -> None:
@@ -107,7 +173,7 @@ def test_plot_run_writes_png_and_pdf_of_every_figure(tmp_path: Path) -> None:
     assert dict(matplotlib.rcParams) == before, "a figure must not change matplotlib's settings"
     assert {file.name for file in files} == {
         f"run_{stem}.{kind}"
-        for stem in ("tokens_mean", "tokens_path0", "gradient_over_time", "energy_balance")
+        for stem in ("tokens_path0", "gradient_over_time", "energy_balance")
         for kind in ("png", "pdf")
     }
     for file in files:
@@ -156,7 +222,7 @@ def test_energy_that_is_never_finite_is_left_out_with_a_warning(tmp_path, sketch
     run["upper_gradient_sq"][:] = np.inf
     with pytest.warns(UserWarning, match=r"energy balance.*finite"):
         written = {file.stem for file in plots.plot_run(run, tmp_path)}
-    assert "run_energy_balance" not in written and "run_tokens_mean" in written
+    assert "run_energy_balance" not in written and "run_tokens_path0" in written
 
 
 def test_full_disk_leaves_neither_half_a_figure_nor_harm_to_an_old_one(tmp_path, monkeypatch):

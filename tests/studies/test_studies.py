@@ -28,7 +28,7 @@ def test_study_writes_run_files_summary_and_figures(run_study) -> None:
     flags = [*SMALL, "--heads", "4", "1", "2"]
     done = run_study("ou_heads", *flags, to="new/ou")
     assert {"H00001.h5", "H00002.h5", "H00004.h5"} <= done.names
-    assert done.drawn("gradient_over_time", "gradient_against_heads", "H00004_tokens_mean",
+    assert done.drawn("gradient_over_time", "gradient_against_heads", "H00004_tokens_path0",
                       "H00004_energy_balance")  # fmt: skip
     summary, table = done.summary, done.table
     assert summary["study"] == "ou_heads"

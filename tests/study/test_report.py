@@ -18,7 +18,7 @@ from run_layouts import steers
 
 import wflow
 from wflow import InputError, study
-from wflow.analysis.description import describe
+from wflow.analysis.description import describe, with_error
 from wflow.cli.commands import main
 from wflow.study.frame import write_results
 from wflow.study.report import read
@@ -135,6 +135,23 @@ def test_at_most_2000_tokens_and_150_times_are_drawn_and_the_page_says_so(tmp_pa
     assert len(cloud["times"]) == read.FRAMES == 150 and cloud["tokens"] <= 2000
     assert f"{cloud['tokens']:,} of the 4,000 tokens at 150 of the 200" in parts.text
     assert len(text) < 7_000_000
+
+
+def test_a_light_page_is_small_and_static(run, tmp_path) -> None:
+    for k in range(3):
+        (tmp_path / f"r{k}.h5").symlink_to(run)
+    page = tmp_path / "light.html"
+    assert main(["report", str(tmp_path), "--out", str(page), "--light"]) == 0
+    text = page.read_text("utf-8")
+    parts = Parts(text)
+    assert len(text) < 500_000 and parts.scripts == []
+    assert text.count('<section class="run"') == 3 and "<svg" in text
+
+
+def test_numbers_have_the_digits_of_their_error() -> None:
+    cases = {(0.0384, 0.0052): "0.038 ± 0.005", (1.70397, 0.0): "1.704", (0.2, np.nan): "0.2"}
+    cases |= {(0.00098, 0.0011): "0.0010 ± 0.0011", (3.2e9, 4.4e7): "3.20e+09 ± 4e+07"}
+    assert {given: with_error(*given) for given in cases} == cases
 
 
 def test_in_higher_dimensions_principal_axes_are_drawn_and_named(tmp_path) -> None:

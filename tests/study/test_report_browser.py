@@ -146,6 +146,31 @@ def test_another_run_can_be_chosen(loaded) -> None:
     )
 
 
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
+def test_the_first_screen_has_a_conclusion_and_the_sphere_and_nothing_is_cut(page, width, height):
+    with browser(width, height) as driver:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        for source in (page, wflow.report(page.with_name("H00005.h5"))):
+            driver.get(source.as_uri())
+            assert "The energy" in driver.find_element("css selector", ".conclusion").text
+            seen = {".hero .cloud canvas": height}
+            seen |= {".hero .chart .live": height} if width > 1000 else {}
+            for selector, lowest in seen.items():
+                part = driver.find_element("css selector", selector).rect
+                assert part["width"] > 0.3 * width and part["y"] + part["height"] <= lowest
+            wait = "const [done] = arguments; setTimeout(done, 1500)"
+            driver.execute_async_script(wait)
+            frame = driver.find_element("css selector", ".hero canvas").get_attribute("data-frame")
+            assert int(frame) > 0, "the sphere plays"
+            cut = (
+                "return [document.documentElement, ...document.querySelectorAll('.scroll, nav')]"
+                ".filter((part) => part.scrollWidth > part.clientWidth)"
+                ".map((part) => part.outerHTML.slice(0, 200))"
+            )
+            assert driver.execute_script(cut) == []
+
+
 def test_without_javascript_tables_and_static_figures_are_visible(page) -> None:
     with browser(*SIZE, javascript=False) as driver:
         driver.get(page.as_uri())

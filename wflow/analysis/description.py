@@ -1,6 +1,7 @@
 """Description of a run in words and numbers: what `wflow info` and a report say of it."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -184,13 +185,30 @@ def _sums(compute: dict[str, Any]) -> str:
 
 def mean_and_spread(values: Any) -> str:
     """Mean over the paths (paths,) and its standard error, as text."""
-    known = values[~np.isnan(values)]
+    known = np.asarray(values, float)
+    known = known[~np.isnan(known)]
     if not known.size:
         return "not recorded"
     if not np.isfinite(known).all():
-        return f"{known.mean():.6g}"
+        return "not finite"
     mean, error = mean_and_error(known)
-    return f"{mean:.6g}" if known.size == 1 else f"{mean:.6g} ± {error:.2g}"
+    return with_error(float(mean), float(error))
+
+
+def with_error(mean: float, error: float) -> str:
+    """Return a number and its error, with the digits that the error leaves it.
+
+    The error has one digit, two where it begins with 1. A number without an error, or with one of
+    rounding, has four digits.
+    """
+    if not error > 1e-12 * abs(mean):
+        return f"{mean:.4g}"
+    decimals = -math.floor(math.log10(error))
+    decimals += round(error * 10**decimals, 1) < 2
+    if 1e-6 < error < 1e6 and abs(mean) < 1e6:
+        return f"{mean:.{max(0, decimals)}f} ± {error:.{max(0, decimals)}f}"
+    places = min(max(0, math.floor(math.log10(max(abs(mean), error))) + decimals), 15)
+    return f"{mean:.{places}e} ± {error:.1g}"
 
 
 def _law(config: dict[str, Any]) -> str:

@@ -258,7 +258,7 @@ def _sums(ds: "Dataset", config: dict[str, Any]) -> Check:
     """
     name = "running integrals are the sums of their rates"
     try:
-        tableau, chosen = _stepping(ds, config)
+        tableau, chosen = stepping(ds, config)
     except (InputError, KeyError, TypeError):  # `_replayed` says what is wrong
         return Check(name, None, note="the configuration names no scheme")
     if chosen:
@@ -289,7 +289,7 @@ def _sums(ds: "Dataset", config: dict[str, Any]) -> Check:
     return below(name, worst, 1.0, note)
 
 
-def _stepping(ds: "Dataset", config: dict[str, Any]) -> tuple[Tableau, bool]:
+def stepping(ds: "Dataset", config: dict[str, Any]) -> tuple[Tableau, bool]:
     """The scheme of a run, and whether its steps differ from dt so that no rule sums their rates.
 
     The steps of a run of densities may be shorter than dt, which its second-order schemes sum as
@@ -409,7 +409,7 @@ def order(ds: "Dataset", config: dict[str, Any]) -> Check:
     densities = _has_densities(ds, config)
     if densities and "spectral_tail" not in ds:
         return Check(name, None, note="the residual of finite volumes has errors of their cells")
-    tableau, chosen = _stepping(ds, config)
+    tableau, chosen = stepping(ds, config)
     if chosen or config.get("steps") == "chosen":
         return Check(name, None, note="the steps are chosen by the solver")
     law, dt = law_from_config(config["law"]), float(config["dt"])

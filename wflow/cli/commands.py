@@ -89,11 +89,13 @@ class ReportPage:
         None
     )
     """The page to write."""
+    light: bool = False
+    """Write a static page of less than 500 kB, without a player."""
 
     def __call__(self) -> int:
         from wflow.study.report import write
 
-        print(_name(write(self.source, self.out)))
+        print(_name(write(self.source, self.out, light=self.light)))
         return 0
 
 

@@ -1,5 +1,9 @@
 """Figures of Datasets of results; plotting computes no results.
 
+Functions that return a figure take `ax`, an existing Axes to draw in. A new figure displays itself
+in a notebook; that of `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon
+then.
+
 `style` has the settings of Matplotlib, `figure` layout and curves, `inline` the figure that
 displays itself in a notebook, `tokens` clouds on the sphere, `densities` densities on it,
 `animation` both in motion, `runs` the figures of one run or of several, `branches` bifurcation

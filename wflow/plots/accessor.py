@@ -22,11 +22,13 @@ from numpy.typing import ArrayLike
 from wflow._core.checks import check_choice
 from wflow._core.errors import InputError
 from wflow._core.printable import printable
+from wflow.analysis.description import with_error
 from wflow.plots.charts import escaped, sparkline
 from wflow.plots.figure import budget_advice, require
 from wflow.runs.schema import flow_name, head_count, is_movement, law_name
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from xarray import DataArray, Dataset
 
@@ -148,7 +150,7 @@ class RunAccessor:
     # What can be asked of it
     # -----------------------
 
-    def plot(self, kind: str | None = None, **options: Any) -> Figure:
+    def plot(self, kind: str | None = None, *, ax: Axes | None = None, **options: Any) -> Figure:
         """Draw a figure of the run.
 
         Parameters
@@ -156,15 +158,17 @@ class RunAccessor:
         kind : {"energy_balance", "gradient_over_time", "speed", "tokens", "density", \
                 "free_energy"}, optional
             Which one; by default the energy balance, and the speed of a run without an energy.
+        ax : matplotlib.axes.Axes, optional
+            Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
         **options
             Of `wflow.plots.energy_balance`, `wflow.plots.gradient_over_time` (also for "speed"),
-            `wflow.plots.token_snapshots` `wflow.plots.density_snapshots`
+            `wflow.plots.token_snapshots`, `wflow.plots.density_snapshots`
             or `wflow.plots.free_energy_over_time`.
 
         Returns
         -------
         matplotlib.figure.Figure
-            The figure.
+            The new figure, or the one of `ax`.
 
         Raises
         ------
@@ -179,7 +183,7 @@ class RunAccessor:
             kind = "energy_balance" if "energy" in ds else "speed"
         if kind in ("gradient_over_time", "speed"):
             name = "speed_sq" if kind == "speed" else "upper_gradient_sq"
-            return runs.gradient_over_time(ds, name, **options)
+            return runs.gradient_over_time(ds, name, ax=ax, **options)
         figures = {
             "energy_balance": runs.energy_balance,
             "tokens": runs.token_snapshots,
@@ -187,9 +191,7 @@ class RunAccessor:
             "free_energy": runs.free_energy_over_time,
         }
         check_choice("kind", kind, ("gradient_over_time", "speed", *figures))
-        if kind == "tokens" and ds.sizes.get("path") == 1 and "tokens" in ds:
-            options.setdefault("which", int(ds["snapshot_path"].values[0]))
-        return figures[kind](ds, **options)
+        return figures[kind](ds, ax=ax, **options)
 
     def verify(self, tolerance: float | None = None) -> Report:
         """Check that the numbers of the run follow from its configuration, and its balance closes.
@@ -386,10 +388,7 @@ def _mean(ds: Dataset, name: str, place: int) -> tuple[float, float]:
 
 
 def _number(mean: float, error: float) -> str:
-    if math.isnan(mean):
-        return "not recorded"
-    known = error > 1e-12 * abs(mean)  # that of equal values is rounding
-    return f"{mean:.6g}" + (f" ± {error:.2g}" if known else "")
+    return "not recorded" if math.isnan(mean) else with_error(mean, error)
 
 
 def _of_node(node: xarray.DataTree) -> RunAccessor:

@@ -21,12 +21,13 @@ from wflow.plots.figure import (
     evenly,
     facts,
     log_axis,
+    rounded,
     series,
     snapshots,
     style,
     time_axis,
 )
-from wflow.plots.tokens import by_depth, globe, principal_axes, view
+from wflow.plots.tokens import by_depth, disc, globe, paler, principal_axes, view
 from wflow.runs.results import DRAFT
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 SIZE = (7.2, 3.7)  # inches; even numbers of pixels at any dpi that divides by ten, as MP4 needs
 _NEAR = "#082860"
-_PALE = 0.72  # share of white in a token on the far side
 
 
 def animate(
@@ -205,7 +205,7 @@ def _animation(
     """Return the animation, of artists that are updated in place."""
     from wflow.plots.inline import AnimatedFigure, Animation
 
-    beside = _curve(run, path)
+    beside, shown_times = _curve(run, path), rounded(time)
     with style():
         width, height = SIZE
         ratios = [1.0] if beside is None else [1.0, 1.25]
@@ -240,7 +240,7 @@ def _animation(
 
     def show(k: int) -> list[Any]:
         move(k)
-        clock.set_text(f"$t$ = {time[k]:.4g}")
+        clock.set_text(f"$t$ = {shown_times[k]:g}")
         if marker is not None:
             marker.set_data(time[k : k + 1], where[k : k + 1])
         return []
@@ -254,18 +254,11 @@ def _tokens(
     axis: "Axes", points: NDArray, colours: NDArray, d: int
 ) -> "tuple[PathCollection, Callable[[NDArray], None]]":
     """Draw the tokens of the first frame; returns them and the function that moves them."""
+    if points.shape[1] == 2:
+        dots = disc(axis, points, ("$x_1$", "$x_2$"), True, colours)
+        return dots, dots.set_offsets
     n = len(points)
     size = float(np.clip(3600 / n, 3, 20))
-    if points.shape[1] == 2:
-        from matplotlib.patches import Circle
-
-        axis.add_patch(Circle((0, 0), 1, facecolor="0.975", edgecolor="0.55", linewidth=0.7))
-        dots = axis.scatter(
-            points[:, 0], points[:, 1], s=size, c=colours, alpha=0.75, linewidths=0, zorder=3
-        )
-        axis.set(xlim=(-1.12, 1.12), ylim=(-1.12, 1.12), aspect="equal")
-        axis.set(xticks=(-1, 0, 1), yticks=(-1, 0, 1), xlabel="$x_1$", ylabel="$x_2$")
-        return dots, dots.set_offsets
     names = [rf"${'x' if d == 3 else 'p'}_{k}$" for k in (1, 2, 3)]
     globe(axis, names)
     dots = axis.scatter(
@@ -278,7 +271,7 @@ def _tokens(
         seen = points @ turn
         order, near = by_depth(seen[:, 2])
         dots.set_offsets(seen[order, :2])
-        dots.set_facecolor(1 - (1 - colours[order]) * (1 - _PALE * (1 - near[:, None])))
+        dots.set_facecolor(paler(colours[order], near))
         dots.set_sizes(size * (0.6 + 0.4 * near))
 
     move(points)

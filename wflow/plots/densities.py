@@ -1,5 +1,6 @@
 """Figures of densities: curves over the angle on the circle, coloured spheres on S^2."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from wflow._core.errors import InputError
 from wflow.plots.figure import (
     COLUMN,
+    Style,
     band_note,
     check_one_time,
     check_run,
@@ -18,12 +20,14 @@ from wflow.plots.figure import (
     grid,
     panel,
     require,
+    rounded,
     series,
     snapshot_panels,
     snapshots,
-    style,
     time_axis,
+    wide,
 )
+from wflow.plots.style import style as apply
 from wflow.plots.tokens import globe, view
 from wflow.runs.schema import TAIL
 
@@ -47,19 +51,23 @@ def density_snapshots(
     times: Sequence[float] | None = None,
     which: str | int = "mean",
     *,
+    style: Style = "screen",
     ax: "Axes | None" = None,
 ) -> "Figure":
-    """Draw densities at several times: curves over the angle (d = 2), or a row of spheres (d = 3).
+    """Draw densities at several times: curves over the angle (d = 2), or spheres (d = 3).
 
     Parameters
     ----------
     ds : xarray.Dataset
         Run of `wflow.meanfield.solve`.
     times : sequence of float, optional
-        Snapshot times to draw. Default: all, or five spread evenly where there are more; on the
+        Snapshot times to draw. Default: all, or six spread evenly where there are more; on the
         sphere with `ax` the last.
     which : str or int, default: "mean"
         ``"mean"`` for the mean over the paths, or the number of a path whose densities are stored.
+    style : {"screen", "paper"}, default: "screen"
+        "screen" is up to 6.9 inches wide, both columns of a journal page; "paper" is 3.3 inches
+        wide, one column, with at most three spheres in a row.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in. Default: a new figure.
 
@@ -97,12 +105,13 @@ def density_snapshots(
     check_run(ds)
     drawn, values, centres = densities(ds, which, times)
     note = facts(ds, paths=which == "mean")
-    note += ", mean over the paths" if which == "mean" else f", path {which}"
+    many = ", mean over the paths" if ds.sizes.get("path", 1) > 1 else ""
+    note += many if which == "mean" else f", path {which}"
     if centres.shape[1] == 2:
-        with panel(ax, COLUMN * 1.3, COLUMN * 0.85) as (figure, axis):
+        with panel(ax, 4.6 if wide(style) else COLUMN, 2.8) as (figure, axis):
             _curves(axis, centres, drawn, values)
             if ax is None:
-                axis.set_title(note, fontsize=8.0, color="0.25", loc="left")
+                axis.set_title(textwrap.fill(note, 50), fontsize=8.0, color="0.25", loc="left")
         return figure
     if ax is not None:
         check_one_time(0 if times is None else len(drawn))
@@ -111,11 +120,11 @@ def density_snapshots(
     if ax is not None:
         with panel(ax, COLUMN, COLUMN) as (figure, axis):
             image = ball(axis, seen(values[0]), norm)
-            axis.set_title(f"$t$ = {drawn[0]:.4g}")
+            axis.set_title(f"$t$ = {rounded(drawn)[0]:g}")
             figure.colorbar(image, ax=axis, shrink=0.7, label=r"$\rho$")
         return figure
-    with style():
-        figure, axes = snapshot_panels(drawn, note, lambda width, _: 0.93 * width + 0.05)
+    with apply():
+        figure, axes = snapshot_panels(drawn, note, style, lambda width, _: 0.93 * width + 0.05)
         for axis, each in zip(axes.flat, values, strict=False):
             image = ball(axis, seen(each), norm)
         figure.colorbar(image, ax=axes, shrink=0.75, aspect=18, label=r"Density $\rho$", pad=0.01)
@@ -131,7 +140,7 @@ def densities(
     return drawn, np.asarray(values.values, float), np.asarray(ds["centres"].values, float)
 
 
-def free_energy_over_time(ds: "Dataset") -> "Figure":
+def free_energy_over_time(ds: "Dataset", *, ax: "Axes | None" = None) -> "Figure":
     r"""Draw free energy and entropy of densities over time, and what tells of errors in space.
 
     Parameters
@@ -139,12 +148,15 @@ def free_energy_over_time(ds: "Dataset") -> "Figure":
     ds : xarray.Dataset
         Run of `wflow.meanfield.solve`. Curves are means over the paths, bands hold the middle 80 %
         of the paths.
+    ax : matplotlib.axes.Axes, optional
+        Existing Axes to draw the free energy alone in, or the entropy of a run without an energy.
+        Default: a new figure.
 
     Returns
     -------
     matplotlib.figure.Figure
         Panels of the free energy (of runs with an energy), of the entropy, and of the numerical
-        diffusion beside kappa, or the spectral tail beside its limit.
+        diffusion beside kappa, or the spectral tail beside its limit; or the figure of `ax`.
 
     Raises
     ------
@@ -181,7 +193,14 @@ def free_energy_over_time(ds: "Dataset") -> "Figure":
     panels = [(name, label) for name, label in panels if name in ds]
     limits = {"numerical_diffusion": (config(ds).get("kappa"), r"$\kappa$")}
     limits["spectral_tail"] = (TAIL, "not resolved")
-    with style():
+    if ax is not None:
+        with panel(ax, COLUMN, 2.8) as (figure, axis):
+            name, label = panels[0]
+            curve(axis, *series(ds, name), color="#000000", linewidth=1.3, band_alpha=0.2)
+            axis.set_ylabel(label)
+            time_axis(axis)
+        return figure
+    with apply():
         figure, axes = grid(len(panels), 1, COLUMN, 0.7 + 1.35 * len(panels), sharex=True)
         for axis, (name, label) in zip(axes.flat, panels, strict=True):
             time, values = series(ds, name)
@@ -206,8 +225,8 @@ def _curves(axis: "Axes", centres: Floats, times: Floats, values: Floats) -> Non
 
     angle, order = angles_of(centres)
     shades = colormaps["viridis_r"](np.linspace(0.15, 1.0, len(times)))
-    for t, each, shade in zip(times, values, shades, strict=True):
-        axis.plot(angle, each[order], color=shade, linewidth=1.2, label=f"$t$ = {t:.4g}")
+    for t, each, shade in zip(rounded(times), values, shades, strict=True):
+        axis.plot(angle, each[order], color=shade, linewidth=1.2, label=f"$t$ = {t:g}")
     angle_axis(axis)
     axis.set_ylim(bottom=min(0.0, float(values.min())))
     axis.legend(frameon=False)

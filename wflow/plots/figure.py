@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import path_of, reals, shown, whole
+from wflow._core.checks import check_choice, path_of, reals, shown, whole
 from wflow._core.errors import InputError
-from wflow.analysis.fits import mean_and_error
+from wflow.analysis.description import mean_and_spread
 from wflow.plots.style import STYLE as STYLE
 from wflow.plots.style import style as style
 from wflow.runs import schema
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from xarray import DataArray, Dataset
 
-COLUMN = 3.5  # inches: one column of a journal page
-PAGE = 7.2  # inches: both columns
+COLUMN = 3.3  # inches: one column of a journal page
+PAGE = 6.9  # inches: both columns
 MAX_POINTS = 2000  # of a curve: more cannot be seen at 200 dpi and make the PDF heavy
-MAX_PANELS = 5  # in a row
+MAX_PANELS = 6  # of snapshots, unless their times are given
 MAX_FRAMES, MAX_TOKENS = 150, 2000  # of clouds in motion, in an animation and in a report
 BAND = (10.0, 90.0)  # percentiles over the paths
 
-Band = Literal["percentiles", "error"]
+Band = Literal["percentiles", "error", "range", "logarithms"]
+Style = Literal["screen", "paper"]
 
 
 def save(figure: "Figure", out_dir: str | Path, stem: str) -> list[Path]:
@@ -245,25 +246,50 @@ def check_one_time(count: int) -> None:
         raise InputError(f"ax is one Axes, and there are {count} times to draw: give one of times")
 
 
+def wide(style: Style) -> bool:
+    """Whether a figure has the width of both columns of a page; refuses other styles."""
+    check_choice("style", style, ("screen", "paper"))
+    return style == "screen"
+
+
+def rounded(times: ArrayLike) -> list[float]:
+    """Return times to about a hundredth of the last, and finer where two would be equal."""
+    at = np.asarray(times, float)
+    decimals = 2 - math.floor(math.log10(max(np.abs(at).max(initial=0.0), 1e-300)))
+    distinct = len(set(at.tolist()))
+    while len({round(t, decimals) for t in at.tolist()}) < distinct and decimals < 300:
+        decimals += 1
+    return [round(t, decimals) for t in at.tolist()]
+
+
+def rectangle(count: int, most: int) -> tuple[int, int]:
+    """Return rows and columns, at most so many, that so many panels fill or nearly fill."""
+    if count <= most:
+        return 1, count
+    columns = min(range(most, most // 2, -1), key=lambda columns: -count % columns)
+    return math.ceil(count / columns), columns
+
+
 def snapshot_panels(
-    times: NDArray, note: str, height_of: Callable[[float, int], float]
+    times: NDArray, note: str, style: Style, height_of: Callable[[float, int], float]
 ) -> tuple["Figure", NDArray]:
-    """Make a panel for each time, in rows, and a note below them; returns figure and Axes.
+    """Make a panel for each time, in a rectangle, and a note below; returns figure and Axes.
 
     Parameters
     ----------
     times : (k,)
     note : it is broken into lines
+    style : of the figure
     height_of : (width of a panel, rows) -> height of a row, inches
     """
-    columns = min(len(times), MAX_PANELS)
-    rows = math.ceil(len(times) / columns)
-    width = PAGE if columns > 2 else COLUMN
+    page = wide(style)
+    rows, columns = rectangle(len(times), 5 if page else 3)
+    width = PAGE if page and columns > 2 else COLUMN
     note = textwrap.fill(note, int(17 * width))
     height = rows * height_of(width / columns, rows) + 0.25 + 0.14 * note.count("\n")
     figure, axes = grid(rows, columns, width, height)
-    for axis, t in zip(axes.flat, times, strict=False):
-        axis.set_title(f"$t$ = {t:.4g}", loc="center", pad=2)
+    for axis, t in zip(axes.flat, rounded(times), strict=False):
+        axis.set_title(f"$t$ = {t:g}", loc="center", pad=2)
     for empty in axes.flat[len(times) :]:
         empty.set_axis_off()
     figure.supxlabel(note, fontsize=8.0, color="0.25")
@@ -317,7 +343,11 @@ def curve(
     band_alpha: float,
     **line: Any,
 ) -> None:
-    """Draw the mean over the paths of (paths, k), and a band: percentiles, or error of the mean."""
+    """Draw the mean over the paths of (paths, k), and a band: percentiles, its error, the range.
+
+    Percentiles and error leave out values that are not finite, the range does not; "logarithms" is
+    the range around the geometric mean.
+    """
     recorded = np.isfinite(values).any(axis=0)
     time, values = time[recorded], values[:, recorded]
     marked = line.get("markevery")
@@ -325,11 +355,16 @@ def curve(
         line.pop("markevery", None)  # nothing to mark: the label alone shows
     elif marked is not None:
         line["markevery"] = [k for k in marked if k < len(time)]
-    mean = np.nanmean(values, axis=0)
+    if band == "logarithms":
+        mean = np.exp(np.log(values).mean(axis=0))
+    else:
+        mean = (np.mean if band == "range" else np.nanmean)(values, axis=0)
     axis.plot(time, mean, zorder=3, **line)
     if values.shape[0] > 1 and values.size:
         if band == "percentiles":
             low, high = np.nanpercentile(values, BAND, axis=0)
+        elif band != "error":
+            low, high = values.min(axis=0), values.max(axis=0)
         else:
             error = np.nanstd(values, axis=0, ddof=1) / math.sqrt(values.shape[0])
             low, high = mean - error, mean + error
@@ -412,6 +447,26 @@ def facts(ds: "Dataset", heads: bool = True, paths: bool = True) -> str:
     return ", ".join(facts)
 
 
+def step_error(ds: "Dataset") -> str:
+    """Say what the residual of the energy balance of a run is, and how to check it."""
+    from wflow.analysis.verify import stepping
+
+    settings = config(ds)
+    try:
+        scheme, chosen = stepping(ds, settings)
+    except (InputError, KeyError, TypeError):
+        return "Error of the steps: halve dt to check"
+    if chosen and "token" in ds.sizes:
+        return f"Error of the steps that {scheme.name} chooses: lower its tolerances to check"
+    noisy = "work_ito" in ds and bool(np.any(np.nan_to_num(ds["work_ito"].values)))
+    noisy |= bool(settings.get("kappa")) and "token" in ds.sizes
+    power = {2: "²", 3: "³", 4: "⁴", 5: "⁵"}.get(1 if noisy else scheme.order, "")
+    name = f"{scheme.name} with noise" if noisy else scheme.name
+    if "numerical_diffusion" in ds:
+        return f"Error of steps and cells, dt{power} ({name}): refine both to check"
+    return f"Step error, order dt{power} ({name}): halve dt to check"
+
+
 def band_note(band: Band) -> str:
     """Return the meaning of a band, for the end of a title."""
     if band == "error":
@@ -420,17 +475,8 @@ def band_note(band: Band) -> str:
 
 
 def mean_label(values: NDArray) -> str:
-    """Return mean ± standard error of (paths,), with the digits that the error gives meaning."""
-    known = values[np.isfinite(values)]
-    if not known.size:
-        return "not finite"
-    mean, error = (float(value) for value in mean_and_error(known))
-    if math.isnan(error):
-        return minus(f"{mean:.2g}")
-    if error == 0 or error < 1e-5 or error > 1e4:
-        return minus(f"{mean:.2g} ± {error:.1g}")
-    decimals = max(0, 1 - math.floor(math.log10(error)))
-    return minus(f"{mean:.{decimals}f} ± {error:.{decimals}f}")
+    """Return mean ± standard error of (paths,), with the digits that the error leaves."""
+    return minus(mean_and_spread(values)) if np.isfinite(values).any() else "not finite"
 
 
 def at_end(values: NDArray) -> NDArray:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from wflow.plots.figure import PAGE, grid, style
+from wflow.plots.figure import PAGE, curve, grid, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +92,8 @@ def draw_histories(
         shortest = min(history.sizes[dim] for history in shown)
         values = np.array([history[key].values[:shortest] for history in shown])
         x, values = thinned(shown[0][dim].values[:shortest], values)
-        _band(axis, x, values, model, colours[model], log=log)
+        curve(axis, x, values, band="logarithms" if log else "range", label=model,
+              color=colours[model], band_alpha=0.18)  # fmt: skip
     if log:
         axis.set_yscale("log")
 
@@ -125,7 +126,8 @@ def lines(panels: Mapping[str, tuple[str, Sequence[Line]]], ylabel: str) -> "Fig
             for line in drawn:
                 place = place_of[line.label]
                 colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-                _band(axis, at, np.asarray(line.y), line.label, colour, marker)
+                curve(axis, at, np.asarray(line.y), band="range", label=line.label, color=colour,
+                      marker=marker, band_alpha=0.18)  # fmt: skip
             axis.set_xticks(at, _tick_labels(axis, at))
             axis.set_xlabel(xlabel[:1].upper() + xlabel[1:])
             axis.set_title(title[:1].upper() + title[1:])
@@ -138,7 +140,7 @@ def lines(panels: Mapping[str, tuple[str, Sequence[Line]]], ylabel: str) -> "Fig
 def _legend(figure: "Figure", axis: "Axes", seeds: int) -> None:
     """Name the models above the panels, which leaves the curves free."""
     handles, labels = axis.get_legend_handles_labels()
-    columns = 120 // (8 + max(map(len, labels), default=0))  # the width of the page
+    columns = 115 // (8 + max(map(len, labels), default=0))  # the width of the page
     figure.legend(
         handles,
         labels,
@@ -181,21 +183,3 @@ def thinned(
         x[:whole].reshape(-1, group).mean(axis=1),
         values[:, :whole].reshape(len(values), -1, group).mean(axis=2),
     )
-
-
-def _band(
-    axis: "Axes",
-    x: np.ndarray,
-    values: np.ndarray,
-    label: str,
-    colour: str,
-    marker: str | None = None,
-    *,
-    log: bool = False,
-) -> None:
-    """Draw mean and range over the seeds, (seeds, m)."""
-    mean = np.exp(np.log(values).mean(axis=0)) if log else values.mean(axis=0)
-    axis.plot(x, mean, color=colour, marker=marker, label=label)
-    if len(values) > 1:
-        low, high = values.min(axis=0), values.max(axis=0)
-        axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)

@@ -9,6 +9,7 @@ greyscale print.
 from __future__ import annotations
 
 import math
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from wflow._core.errors import InputError
 from wflow.plots.densities import density_snapshots, free_energy_over_time
 from wflow.plots.figure import (
     COLUMN,
+    PAGE,
+    Style,
     at_end,
     band_note,
     budget_advice,
@@ -40,11 +43,14 @@ from wflow.plots.figure import (
     require,
     save,
     series,
+    shade,
     spaced,
+    step_error,
     stored_path,
-    style,
     time_axis,
+    wide,
 )
+from wflow.plots.style import style as apply
 from wflow.plots.tokens import token_snapshots
 from wflow.runs.schema import solve_with
 
@@ -66,26 +72,21 @@ __all__ = [
 ]
 
 # Okabe and Ito's palette, ordered so that neighbours in a plot differ in lightness as well.
-_TERMS: dict[str, dict[str, Any]] = {
+_LOOKS: dict[str, dict[str, Any]] = {
     "energy": {"color": "#000000", "linestyle": "-", "linewidth": 1.9},
-    "work_weights": {"color": "#0072B2", "linestyle": (0, (6, 2))},
-    "work_ito": {"color": "#56B4E9", "linestyle": (0, (6, 1.5, 1, 1.5)), "marker": "s"},
-    "work_diffusion": {"color": "#009E73", "linestyle": (0, (4, 1, 1, 1)), "marker": "v"},
+    "weights": {"color": "#0072B2", "linestyle": (0, (6, 2))},
+    "drift": {"color": "#0072B2", "linestyle": (0, (6, 2))},
+    "ito": {"color": "#56B4E9", "linestyle": (0, (6, 1.5, 1, 1.5)), "marker": "s"},
+    "diffusion": {"color": "#009E73", "linestyle": (0, (4, 1, 1, 1)), "marker": "v"},
     "martingale": {"color": "#A0527F", "linestyle": (0, (2.5, 1.2)), "marker": "D"},
     "dissipated": {"color": "#D55E00", "linestyle": "-", "marker": "o"},
-    "upper_gradient": {"color": "#E69F00", "linestyle": (0, (1, 1.2)), "marker": "^"},
+    "gradient": {"color": "#E69F00", "linestyle": (0, (1, 1.2)), "marker": "^"},
 }
 _MARKERS = "osD^vP*X<>"
 _BALANCE = (
-    "energy",
-    "work_weights",
-    "work_ito",
-    "martingale",
-    "dissipated",
-    "dissipated_upper_gradient",
-    "edi_residual",
-    "edi_residual_upper_gradient",
-)
+    "energy", "work_weights", "work_ito", "martingale", "dissipated",
+    "dissipated_upper_gradient", "edi_residual", "edi_residual_upper_gradient",
+)  # fmt: skip
 
 
 def gradient_over_time(
@@ -110,8 +111,7 @@ def gradient_over_time(
     Returns
     -------
     matplotlib.figure.Figure
-        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
-        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+        The new figure, or the one of `ax`.
 
     Raises
     ------
@@ -144,8 +144,6 @@ def gradient_over_time(
     >>> wflow.plots.gradient_over_time(run).axes[0].get_yscale()
     'log'
     """
-    from matplotlib import colormaps
-
     runs = _by_heads(datasets)
     if not isinstance(name, str):
         raise InputError(f"name is {shown(name)}: expected the name of a series of the run")
@@ -156,11 +154,11 @@ def gradient_over_time(
     several = len(runs) > 1
     curves = [(heads, *series(runs[heads], name)) for heads in sorted(runs)]
     bands = any(values.shape[0] > 1 for _, _, values in curves)
-    with panel(ax, 5.0 if several else COLUMN, 2.8) as (figure, axis):
+    with panel(ax, PAGE if several else COLUMN, 2.8) as (figure, axis):
         for k, (heads, time, values) in enumerate(curves):
             # Zero, and what a run cut short did not record, have no place on a log scale.
             values = np.where(values > 0, values, np.nan)
-            colour = colormaps["viridis"](0.84 * k / max(len(runs) - 1, 1))
+            colour = shade(k, len(runs))
             curve(
                 axis,
                 time,
@@ -235,8 +233,7 @@ def gradient_against_heads(
     Returns
     -------
     matplotlib.figure.Figure
-        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
-        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+        The new figure, or the one of `ax`.
 
     Raises
     ------
@@ -318,17 +315,22 @@ def gradient_against_heads(
     return figure
 
 
-def energy_balance(ds: Dataset, *, ax: Axes | None = None) -> Figure:
-    r"""Draw every term of the energy balance over time, and below it the residuals.
+def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = None) -> Figure:
+    r"""Draw the terms of the energy balance over time, and below them the residuals.
 
-    Where the drift of the weights and the Itô correction dwarf the rest, a panel shows them summed.
-    The residuals have a separate panel and scale, so that one a hundred times smaller is visible.
+    The drift of the weights and the Itô correction nearly cancel and dwarf the rest: their sum is
+    drawn with the other terms, and each of them in a panel below. The residuals have a separate
+    panel and scale, so that one a hundred times smaller is visible, and its title says which error
+    of the steps they show. Terms that are zero throughout are named and not drawn.
 
     Parameters
     ----------
     ds : xarray.Dataset
         Run with the variables (path, time) of the energy budget. Curves are means over the paths,
         bands hold the middle 80 % of the paths.
+    style : {"screen", "paper"}, default: "screen"
+        "screen" is 6.9 inches wide, both columns of a journal page, with the legends beside the
+        panels; "paper" is 3.3 inches wide, one column, with the legends in them.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in, in its own style: the terms, with drift and correction summed, and
         the residuals in one panel. Default: a new figure in the style of wflow.
@@ -336,8 +338,7 @@ def energy_balance(ds: Dataset, *, ax: Axes | None = None) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        Two or three panels, or the figure of `ax`. The new one displays itself in a notebook. The
-        one of `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+        Two or three panels, or the figure of `ax`.
 
     Raises
     ------
@@ -371,84 +372,119 @@ def energy_balance(ds: Dataset, *, ax: Axes | None = None) -> Figure:
     """
     check_run(ds)
     require(ds, _BALANCE, budget_advice(ds))
-    s = 1 if config(ds).get("direction") == "ascent" else -1
-    time, energy = series(ds, "energy")
-    martingale, diffusion = series(ds, "martingale")[1], []
-    if "work_diffusion" in ds:
-        martingale = martingale + series(ds, "martingale_tokens")[1]
-        diffusion = [("work_diffusion", "diffusion of tokens", series(ds, "work_diffusion")[1])]
-    # Ascent: the dissipation is negative, so that minus its integral is what the energy gains.
-    terms = [
-        ("energy", "energy change $E(t) - E(0)$", energy - energy[:, :1]),
-        ("work_weights", "weight drift", series(ds, "work_weights")[1]),
-        ("work_ito", "Itô correction", series(ds, "work_ito")[1]),
-        *diffusion,
-        ("martingale", "martingale", martingale),
-        ("dissipated", r"$-\int$ dissipation", -series(ds, "dissipated")[1]),
-        (
-            "upper_gradient",
-            rf"${'+' if s > 0 else '-'}\int G^2$",
-            s * series(ds, "dissipated_upper_gradient")[1],
-        ),
-    ]
-    # Terms that vanish identically (frozen or deterministic heads) would only crowd the legend.
-    terms = [t for t in terms if t[0] == "energy" or np.nanmax(np.abs(t[2]), initial=0.0) > 0]
-    panels = [("Energy", "Terms", terms)]
-    weights = [t for t in terms if t[0] in ("work_weights", "work_ito")]
-    if len(weights) == 2:
-        # Drift and Itô correction nearly cancel and dwarf the rest: their sum beside the others.
-        net = ("work_weights", "weight drift + Itô", weights[0][2] + weights[1][2])
-        rest = [t for t in terms if t[0] not in ("work_weights", "work_ito")]
-        panels.append(("Energy", "The same, weights summed", [net, *rest]))
-    for _, _, curves in panels:
-        curves.sort(key=lambda term: -last_mean(term[2]))  # the legend in the order of the curves
-    residuals = [
-        ("dissipated", "with dissipation", series(ds, "edi_residual")[1]),
-        ("upper_gradient", "with $G^2$", series(ds, "edi_residual_upper_gradient")[1]),
-    ]
+    page = wide(style)
+    recorded = [name for name in TERMS if name in ds]
+    time = series(ds, "energy")[0]
+    parts, zero = balance_terms(
+        {name: series(ds, name)[1] for name in recorded}, config(ds).get("direction") == "ascent"
+    )
+    weights = [term for term in parts if term[0] in ("drift", "ito")]
+    terms = [term for term in parts if term[0] not in ("drift", "ito") or len(weights) < 2]
+    terms.sort(key=lambda term: -last_mean(term[2]))  # the legend in the order of the curves
+    residuals = [(k, words, series(ds, name)[1]) for name, (k, words) in RESIDUALS.items()]
+    many = band_note("percentiles") if ds.sizes["path"] > 1 else ""
     if ax is not None:
+        grey = [{"color": "0.5", "linestyle": line} for line in ("-", ":")]
+        drawn = [(words, values, _LOOKS[k]) for k, words, values in terms]
+        drawn += [
+            (f"residual {words}", values, look)
+            for (_, words, values), look in zip(residuals, grey, strict=True)
+        ]
         with panel(ax, COLUMN, 2.8) as (figure, axis):
-            drawn = [(label, values, _TERMS[key]) for key, label, values in panels[-1][2]]
-            drawn += [
-                (f"residual {what}", values, {"color": "0.5", "linestyle": line})
-                for (_, what, values), line in zip(residuals, ("-", ":"), strict=True)
-            ]
-            for k, (label, values, look) in enumerate(drawn):
-                places = spaced(len(time), 7, k, len(drawn))
-                curve(axis, time, values, label=label, band_alpha=0.13, markevery=places, **look)
+            _curves(axis, time, drawn)
             axis.set_ylabel("Energy")
             axis.legend()
             time_axis(axis)
-            axis.set_title(facts(ds) + (band_note("percentiles") if energy.shape[0] > 1 else ""))
+            axis.set_title(facts(ds) + many)
         return figure
-    panels.append(("Residual", "Residual at the end", residuals))
-    count = len(panels)
-    with style():
-        ratios = [1.7, 1] if count == 2 else [1.3, 1.3, 1]
-        figure, axes = grid(count, 1, 6.0, 1.2 + 1.55 * count, height_ratios=ratios, sharex=True)
-        for axis, (name, title, curves) in zip(axes.flat, panels, strict=True):
+    note = step_error(ds)
+    if np.nanmax(np.abs(residuals[0][2] - residuals[1][2]), initial=0.0) > 1e-9:
+        note += "\nWith G², also what G² and the dissipation differ by"
+    residuals = [(k, f"{words}\n{mean_label(at_end(v))}", v) for k, words, v in residuals]
+    title = facts(ds) + many + (f"\nZero throughout: {', '.join(zero)}" if zero else "")
+    panels = [("Energy", title, terms, 1.7), ("Residual", note, residuals, 1.0)]
+    if len(weights) == 2:
+        title = "Weight drift and Itô correction, which are summed above"
+        panels.insert(1, ("Energy", title, weights, 0.9))
+    shares = [share for *_, share in panels]
+    with apply():
+        figure, axes = grid(
+            len(panels), 1, PAGE if page else COLUMN, (1.35 if page else 1.8) * sum(shares) + 0.8,
+            height_ratios=shares, sharex=True,
+        )  # fmt: skip
+        for axis, (name, title, curves, share) in zip(axes.flat, panels, strict=True):
             axis.axhline(0, color="0.6", linewidth=0.5, zorder=0)
-            for k, (key, label, values) in enumerate(curves):
-                if name == "Residual":
-                    label += f"\n{mean_label(at_end(values))}"
-                curve(
-                    axis,
-                    time,
-                    values,
-                    label=label,
-                    band_alpha=0.13,
-                    markevery=spaced(len(time), 7, k, len(curves)),
-                    **_TERMS[key],
-                )
+            _curves(axis, time, [(words, values, _LOOKS[key]) for key, words, values in curves])
+            under = (-0.15, -(0.4 if axis is axes.flat[-1] else 0.05) / share)
             axis.legend(
-                title=title, loc="upper left", bbox_to_anchor=(1.01, 1.04), alignment="left"
-            )
+                loc="upper left", bbox_to_anchor=(1.0, 1.05) if page else under,
+                ncols=1 if page else 2, handlelength=2.0, columnspacing=1.2,
+            )  # fmt: skip
             axis.set_ylabel(name)
+            lines = title.splitlines()
+            axis.set_title("\n".join(lines if page else [textwrap.fill(t, 42) for t in lines]))
         time_axis(axes.flat[-1])
-        note = band_note("percentiles") if energy.shape[0] > 1 else ""
-        axes.flat[0].set_title(facts(ds) + note)
         figure.align_ylabels()
+        figure.draw_without_rendering()  # the first layout changes the ticks, and they the layout
     return figure
+
+
+def _curves(
+    axis: Axes, time: NDArray, drawn: Sequence[tuple[str, NDArray, dict[str, Any]]]
+) -> None:
+    """Draw curves (label, values, look) with bands, and markers of which none meet."""
+    for k, (label, values, look) in enumerate(drawn):
+        places = spaced(len(time), 7, k, len(drawn))
+        curve(axis, time, values, label=label, band_alpha=0.13, markevery=places, **look)
+
+
+TERMS = (
+    "energy", "work_weights", "work_ito", "work_diffusion", "martingale", "martingale_tokens",
+    "dissipated", "dissipated_upper_gradient",
+)  # fmt: skip
+RESIDUALS = {  # variable -> colour, words
+    "edi_residual": ("dissipated", "with dissipation"),
+    "edi_residual_upper_gradient": ("gradient", "with G²"),
+}
+
+
+def balance_terms(
+    recorded: Mapping[str, NDArray], ascent: bool
+) -> tuple[list[tuple[str, str, NDArray]], list[str]]:
+    """Return the terms of the energy balance (colour, words, values), and those that are zero.
+
+    Drift of the weights and Itô correction nearly cancel and dwarf the rest: where neither is zero
+    throughout, their sum is a term besides.
+
+    Parameters
+    ----------
+    recorded : variables `TERMS` of a run, or some of them, (paths, k)
+    ascent : whether the energy rises
+    """
+    energy = recorded["energy"]
+    # Ascent: the dissipation is negative, so that minus its integral is what the energy gains.
+    sign, symbol = (1, "∫ G²") if ascent else (-1, "−∫ G²")
+    named = {
+        "work_weights": ("drift", "weight drift", 1),
+        "work_ito": ("ito", "Itô correction", 1),
+        "work_diffusion": ("diffusion", "diffusion", 1),
+        "martingale": ("martingale", "martingale", 1),
+        "dissipated": ("dissipated", "−∫ dissipation", -1),
+        "dissipated_upper_gradient": ("gradient", symbol, sign),
+    }
+    values = {name: recorded[name] for name in named if name in recorded}
+    if "martingale_tokens" in recorded:
+        values["martingale"] = values["martingale"] + recorded["martingale_tokens"]
+    zero = [name for name, each in values.items() if not np.nanmax(np.abs(each), initial=0.0)]
+    terms = [("energy", "E(t) − E(0)", energy - energy[:, :1])]
+    if {"work_weights", "work_ito"} <= values.keys() - set(zero):
+        net = values["work_weights"] + values["work_ito"]
+        terms.append(("weights", "drift + Itô", net))
+    for name, each in values.items():
+        if name not in zero:
+            colour, words, factor = named[name]
+            terms.append((colour, words, factor * each))
+    return terms, [named[name][1] for name in zero]
 
 
 def clusters_over_time(ds: Dataset, scale: float, *, ax: Axes | None = None) -> Figure:
@@ -467,8 +503,7 @@ def clusters_over_time(ds: Dataset, scale: float, *, ax: Axes | None = None) -> 
     Returns
     -------
     matplotlib.figure.Figure
-        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
-        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+        The new figure, or the one of `ax`.
 
     Raises
     ------
@@ -550,8 +585,7 @@ def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Fi
     Returns
     -------
     matplotlib.figure.Figure
-        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
-        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+        The new figure, or the one of `ax`.
 
     Raises
     ------
@@ -591,8 +625,6 @@ def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Fi
     values = np.linalg.eigvalsh((heads + heads.swapaxes(-1, -2)) / 2)[..., ::-1]
     d = values.shape[-1]
     ranks = evenly(d, 6)
-    from matplotlib import colormaps
-
     with panel(ax, COLUMN, 2.8) as (figure, axis):
         for k, rank in enumerate(ranks):
             curve(
@@ -600,7 +632,7 @@ def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Fi
                 time,
                 values[..., rank].T,
                 label=rf"$\lambda_{{{rank + 1}}}$",
-                color=colormaps["viridis"](0.84 * k / max(len(ranks) - 1, 1)),
+                color=shade(k, len(ranks)),
                 marker=_MARKERS[k],
                 markevery=spaced(len(time), 5, k, len(ranks)),
                 band_alpha=0.18,
@@ -657,8 +689,6 @@ def plot_run(ds: Dataset, out_dir: str | Path) -> list[Path]:
 def run_figures(ds: Dataset) -> Iterator[tuple[str, Figure]]:
     """Yield the figures of `plot_run`, each with the name of its files."""
     prefix = f"{_stem(ds)}_"
-    if "tokens_mean" in ds and ds.sizes.get("path", 1) > 1:
-        yield prefix + "tokens_mean", token_snapshots(ds)
     if "tokens" in ds and ds["tokens"].size:
         path = int(ds["snapshot_path"].values[0])
         yield f"{prefix}tokens_path{path}", token_snapshots(ds, which=path)

@@ -1,24 +1,28 @@
 """Figures of tokens at several times, with a projection to a plane for d > 3."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wflow._core.checks import check_choice
 from wflow.plots.figure import (
     COLUMN,
+    Style,
     check_one_time,
     check_run,
     facts,
     panel,
+    rounded,
     snapshot_panels,
     snapshots,
-    style,
 )
+from wflow.plots.style import style as apply
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
     from xarray import Dataset
 
@@ -42,18 +46,24 @@ def principal_axes(points: NDArray[np.floating], count: int = 2) -> tuple[NDArra
     return first, size[::-1][:count] / size.sum()
 
 
-def disc(axis: "Axes", points: NDArray[np.floating], names: tuple[str, ...], first: bool) -> None:
+def disc(
+    axis: "Axes",
+    points: NDArray[np.floating],
+    names: tuple[str, ...],
+    first: bool,
+    colours: NDArray[np.floating] = NEAR,
+) -> "PathCollection":
     """Draw points (n, 2) and the unit circle; the first panel of a row carries the axes."""
     from matplotlib.patches import Circle
 
     axis.add_patch(Circle((0, 0), 1, facecolor="0.975", edgecolor="0.55", linewidth=0.7))
     for line in (axis.axhline, axis.axvline):
         line(0, color="0.85", linewidth=0.4, zorder=1.1)
-    axis.scatter(
+    dots = axis.scatter(
         points[:, 0],
         points[:, 1],
         s=_size(len(points)),
-        color=NEAR,
+        color=colours,
         alpha=0.6,
         linewidths=0,
         zorder=3,
@@ -66,12 +76,18 @@ def disc(axis: "Axes", points: NDArray[np.floating], names: tuple[str, ...], fir
     axis.set_xlabel(names[0], labelpad=1)
     if first:
         axis.set_ylabel(names[1], labelpad=1)
+    return dots
 
 
 _AXES = ("$x_1$", "$x_2$", "$x_3$")
 
 
-def sphere(axis: "Axes", points: NDArray[np.floating], names: Sequence[str] = _AXES) -> None:
+def sphere(
+    axis: "Axes",
+    points: NDArray[np.floating],
+    names: Sequence[str] = _AXES,
+    colours: NDArray[np.floating] | None = None,
+) -> None:
     """Draw points (n, 3) of the unit ball in orthographic projection: the far side is lighter."""
     globe(axis, names)
     seen = points @ view().T
@@ -80,7 +96,7 @@ def sphere(axis: "Axes", points: NDArray[np.floating], names: Sequence[str] = _A
         seen[order, 0],
         seen[order, 1],
         s=_size(len(points)) * (0.6 + 0.4 * near),
-        c=FAR + (NEAR - FAR) * near[:, None],
+        c=FAR + (NEAR - FAR) * near[:, None] if colours is None else paler(colours[order], near),
         linewidths=0.25 if len(points) <= 1000 else 0,
         edgecolors="white",
         zorder=4.5,  # above the stubs of the axes, below their names
@@ -94,6 +110,11 @@ def by_depth(depth: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.
     near = (np.clip(depth[order], -1, 1) + 1) / 2
     # The step at depth 0 tells the two sides apart where a plain ramp would not.
     return order, 0.55 * near + 0.45 * (near > 0.5)
+
+
+def paler(colours: NDArray[np.floating], near: NDArray[np.floating]) -> Any:
+    """Return colours (n, 3) of points that are so near, from 0 to 1: the far side is pale."""
+    return 1 - (1 - colours) * (1 - 0.72 * (1 - near[:, None]))
 
 
 def _size(n: int) -> float:
@@ -162,11 +183,13 @@ def _grid_line(axis: "Axes", curve: NDArray) -> None:
 def token_snapshots(
     ds: "Dataset",
     times: Sequence[float] | None = None,
-    which: str | int = "mean",
+    which: str | int | None = None,
     *,
+    color: Literal["cluster", "start"] | None = None,
+    style: Style = "screen",
     ax: "Axes | None" = None,
 ) -> "Figure":
-    """Draw the tokens at several times: a row of circles (d = 2) or spheres (d = 3) [1]_.
+    """Draw the tokens at several times: a panel of circles (d = 2) or spheres (d = 3) each [1]_.
 
     For d > 3 the tokens are projected on the first two principal axes (those of the second moment
     about the origin, so that the image of the sphere is the unit disc) of the mean over the paths
@@ -175,21 +198,26 @@ def token_snapshots(
     Parameters
     ----------
     ds : xarray.Dataset
-        Run with `tokens_mean` (snapshot, token, axis), or `tokens` for a path.
+        Run with `tokens` of a path, or with `tokens_mean` (snapshot, token, axis).
     times : sequence of float, optional
-        Snapshot times to draw. Default: all, or five spread evenly where there are more; with `ax`
-        the last.
-    which : str or int, default: "mean"
-        ``"mean"`` for the mean over all paths, which lies inside the ball where the paths differ,
-        or the number of a path whose tokens are stored.
+        Snapshot times to draw. Default: all, or six spread evenly where there are more; with `ax`
+        the last. The times in the titles are rounded to about a hundredth of the last.
+    which : str or int, optional
+        Number of a path whose tokens are stored, or ``"mean"`` for the mean over all paths, which
+        lies inside the ball where the paths differ. Default: the first path that is stored.
+    color : {"cluster", "start"}, optional
+        Colour of the tokens: of the clusters at the last time drawn, by single linkage at 0.2 rad,
+        or of where they are at the first time stored. Default: one colour for all.
+    style : {"screen", "paper"}, default: "screen"
+        "screen" is up to 6.9 inches wide, both columns of a journal page; "paper" is 3.3 inches
+        wide, one column, with at most three panels in a row.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw the tokens at one time in. Default: a new figure.
 
     Returns
     -------
     matplotlib.figure.Figure
-        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
-        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+        The new figure, or the one of `ax`.
 
     Raises
     ------
@@ -215,15 +243,31 @@ def token_snapshots(
     ['$t$ = 0', '$t$ = 0.2']
     """
     check_run(ds)
+    if color is not None:
+        check_choice("color", color, ("cluster", "start"))
+    if which is None:
+        kept = ds["snapshot_path"].values if "tokens" in ds and ds["tokens"].size else ()
+        which = int(np.atleast_1d(kept)[0]) if np.size(kept) else "mean"
     drawn, stored = snapshots(ds, "tokens", which, times)
     cloud = np.asarray(stored.values, dtype=float)
     if ax is not None:
         check_one_time(0 if times is None else len(drawn))
         drawn, cloud = drawn[-1:], cloud[-1:]
     d = cloud.shape[-1]
+    last = cloud[-1]
     note = facts(ds, paths=which == "mean")
     note += ", mean position over the paths" if which == "mean" else f", path {which}"
     names = ("$x_1$", "$x_2$")
+    colours, words = None, ""
+    if color == "cluster":
+        from wflow.analysis.clusters import labels
+
+        found = labels(last / np.linalg.norm(last, axis=-1, keepdims=True), LINKED)
+        colours, words = cluster_colours(found), f"; {found.max() + 1} clusters at {LINKED:g} rad"
+    elif color == "start":
+        first = np.asarray(snapshots(ds, "tokens", which)[1].values[0], dtype=float)
+        axes = principal_axes(first, 3)[0] if d > 3 else np.eye(d)
+        colours, words = place_colours(first @ axes.T), "; coloured by the first place"
     if d == 3:
         note += "; dark: near side, light: far side"
     elif d > 3:
@@ -234,26 +278,55 @@ def token_snapshots(
         names = ("Principal axis 1", "Principal axis 2")
         note += f"; principal axes of {owner}, {share[0]:.0f}\N{NO-BREAK SPACE}% and "
         note += f"{share[1]:.0f}\N{NO-BREAK SPACE}% of the second moment shown"
+    note += words
+
+    def draw(axis: "Axes", points: NDArray, first: bool) -> None:
+        if d == 3:
+            sphere(axis, points, colours=colours)
+        else:
+            disc(axis, points, names, first, NEAR if colours is None else colours)
+
     if ax is not None:
         with panel(ax, COLUMN, COLUMN) as (figure, axis):
-            _draw_cloud(axis, cloud[0], names, True)
-            axis.set_title(f"$t$ = {drawn[0]:.4g}")
+            draw(axis, cloud[0], True)
+            axis.set_title(f"$t$ = {rounded(drawn)[0]:g}")
         return figure
-    with style():
+    with apply():
         # Space for titles and labels of axes; spheres have none, and fill less than their width.
         figure, axes = snapshot_panels(
-            drawn, note, lambda width, rows: width + (0.05 if d == 3 else 0.25 + 0.25 * (rows > 1))
+            drawn,
+            note,
+            style,
+            lambda width, rows: width + (0.05 if d == 3 else 0.25 + 0.25 * (rows > 1)),
         )
+        panels: Any = list(axes.flat)
         for k, points in enumerate(cloud):
-            _draw_cloud(axes.flat[k], points, names, k % axes.shape[1] == 0)
+            draw(panels[k], points, k % axes.shape[1] == 0)
     return figure
 
 
-def _draw_cloud(axis: "Axes", points: NDArray, names: tuple[str, ...], first: bool) -> None:
-    if points.shape[1] == 3:
-        sphere(axis, points)
-    else:
-        disc(axis, points, names=names, first=first)
+LINKED = 0.2  # radians up to which two tokens are of one cluster
+
+
+def cluster_colours(labels: NDArray[np.integer]) -> NDArray[np.floating]:
+    """Return colours (n, 3) of tokens by their clusters, the largest first."""
+    from matplotlib import colormaps
+
+    order = np.argsort(-np.bincount(labels), kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    palette = np.array(colormaps["tab10"].colors)  # type: ignore[attr-defined]
+    return np.asarray(palette[place[labels] % len(palette)])
+
+
+def place_colours(points: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Return colours (n, 3) of points (n, 2 or 3): hue by the angle, lightness by the height."""
+    from matplotlib.colors import hsv_to_rgb
+
+    height = points[:, 2] if points.shape[1] > 2 else np.zeros(len(points))
+    hue = np.arctan2(points[:, 1], points[:, 0]) / (2 * np.pi) % 1
+    tone = np.stack([hue, 0.85 - 0.35 * np.clip(height, 0, 1), 0.85 + 0.3 * np.clip(height, -1, 0)])
+    return np.asarray(hsv_to_rgb(tone.T))
 
 
 def _principal_axes(ds: "Dataset", cloud: NDArray) -> tuple[NDArray, str]:

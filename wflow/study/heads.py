@@ -424,7 +424,6 @@ def draw(flags: StudyFlags, files: dict[int, Path], table: Any, fit: Any) -> "di
 def _figure_names(flags: StudyFlags) -> list[str]:
     """Return the names of the files that `draw` will be written to."""
     kinds = ["tokens_path0", "gradient_over_time", "energy_balance"]
-    kinds += ["tokens_mean"] if flags.paths > 1 else []
     stems = [f"H{max(flags.heads):05d}_{kind}" for kind in kinds]
     stems += COMPARISONS if len(flags.heads) > 1 else []
     return [stem + kind for stem in stems for kind in _DRAWN]

@@ -126,6 +126,9 @@
       if (!this.flat) this.listen();
       new ResizeObserver(() => this.paint()).observe(this.canvas);
       this.show(0);
+      // The first of the page plays, or shows its end where motion is not wanted.
+      if (!spheres.length && !calm) this.play(true);
+      else if (!spheres.length) this.show(spec.times.length - 1);
     }
 
     listen() {
@@ -149,7 +152,7 @@
 
     show(frame) {
       this.frame = frame;
-      const text = `t = ${Number(this.spec.times[frame].toPrecision(4))}`;
+      const text = `t = ${this.spec.times[frame]}`;
       this.slider.value = frame;
       this.slider.setAttribute("aria-valuetext", text);
       this.output.textContent = text;

@@ -16,21 +16,24 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wflow._core.checks import path_of, shown
+from wflow._core.checks import path_of, shown, switch
 from wflow._core.errors import InputError, RunFileError
 from wflow._core.invocation import shell_line
 from wflow._core.printable import printable
 from wflow._version import __version__
+from wflow.analysis.description import with_error
 from wflow.plots.charts import Chart, escaped, plain
-from wflow.plots.figure import evenly
+from wflow.plots.figure import MAX_PANELS, evenly, rectangle, rounded
 from wflow.plots.tokens import view
 from wflow.runs.results import REPORT, replace_files
 from wflow.runs.schema import is_movement, law_name
@@ -50,13 +53,18 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
 
-def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = None) -> Path:
+def write(
+    source: Dataset | str | os.PathLike[str],
+    out: str | Path | None = None,
+    *,
+    light: bool = False,
+) -> Path:
     """Write the report of a run or of a study, one HTML page, and return where it is.
 
-    The page holds what was run and how to run it again, the energy budget, the tokens at most 150
-    times, their clusters, the heads, the checks of `wflow.verify` and, for a study, its tables,
-    figures and findings. It opens from disk, without a network. What is missing of an unfinished
-    run or study is named on the page.
+    The page begins with a sentence of conclusion and the tokens beside the energy. Below are, for a
+    study, its findings, tables and figures, then clusters, heads, the checks of `wflow.verify` and,
+    last, where the run comes from and how to run it again. It opens from disk, without a network.
+    What is missing of an unfinished run or study is named on the page.
 
     Parameters
     ----------
@@ -66,6 +74,9 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
         The page, ``*.html``. Default: ``report.html`` in the folder, ``RUN.html`` beside the run
         file, and ``report.html`` in the current folder for a run in memory. An earlier report is
         replaced.
+    light : bool, default False
+        Write a static page of less than 500 kB, with small figures and without a player. Of a study
+        it has three runs at most.
 
     Returns
     -------
@@ -89,8 +100,9 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
     ...     page.stat().st_size < 7_000_000
     True
     """
+    light = switch(light, "light")
     if hasattr(source, "data_vars"):
-        place, page = Path(REPORT), _page_of_run(_in_memory(source))  # type: ignore[arg-type]
+        place, page = Path(REPORT), _page_of_run(_in_memory(source, light))  # type: ignore[arg-type]
     else:
         if not isinstance(source, str | os.PathLike):
             raise InputError(
@@ -99,7 +111,7 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
             )
         path = path_of(source, "source")
         if path.is_dir():
-            place, study = path / REPORT, read_study(path, Clock())
+            place, study = path / REPORT, read_study(path, Clock(), light)
             try:
                 page = _page_of_study(study)
             except (AttributeError, LookupError, TypeError) as error:
@@ -108,7 +120,7 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
                     "study again with --resume"
                 ) from None
         else:
-            section = read_file(path, Clock())
+            section = read_file(path, Clock(), light)
             known = section.name.endswith((".h5", ".hdf5", ".nc"))  # dt0.01 must not become dt0
             stem = Path(section.name).stem if known else section.name
             place, page = path.with_name(f"{stem}.html"), _page_of_run(section)
@@ -116,7 +128,7 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
         place = path_of(out, "out")
         if place.suffix != ".html" or place.is_dir():
             raise InputError(f"out is {place}: expected the name of a page, such as report.html")
-    text = page.html()
+    text = page.html(light)
     try:
         replace_files(place.parent, {place.name: lambda file: file.write_text(text, "utf-8")})
     except OSError as error:
@@ -126,14 +138,15 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
     return place
 
 
-def _in_memory(ds: Dataset) -> Section:
+def _in_memory(ds: Dataset, light: bool) -> Section:
     axes = "path" in ds.sizes or "inequality_gap" in ds
     if not (isinstance(ds.attrs.get("config"), str) and axes):
         raise InputError(
             "source is a Dataset that is no run: expected that of wflow.solve or wflow.open"
         )
     source = ds.encoding.get("source")
-    return read_run(ds, Path(source).name if isinstance(source, str) else "run", Clock())
+    name = Path(source).name if isinstance(source, str) else "run"
+    return read_run(ds, name, Clock(), light=light)
 
 
 @dataclass(eq=False)
@@ -151,27 +164,33 @@ class Page:
         self.charts[key] = chart.data()
         return chart.figure(key)
 
-    def html(self) -> str:
-        """Return the whole page."""
+    def html(self, light: bool = False) -> str:
+        """Return the whole page, a light one without scripts."""
         folder = Path(__file__).parent
         style, script, frame = (
             (folder / f"page.{kind}").read_text("utf-8") for kind in ("css", "js", "html")
         )
-        plots = _plot_library()
-        body = self.body
-        if not plots:
+        plots = "" if light else _plot_library()
+        body, scripts = self.body, ""
+        if not plots and not light:
             body = [_banner(["plotly is not installed: the curves are static."]), *body]
-        charts = self.charts if plots else {}
-        data = json.dumps({"charts": charts, "clouds": self.clouds}, allow_nan=False)
+        if not light:
+            charts = self.charts if plots else {}
+            data = json.dumps({"charts": charts, "clouds": self.clouds}, allow_nan=False)
+            data = data.replace("<", "\\u003c")
+            scripts = f'<script type="application/json" id="data">{data}</script>\n'
+            scripts += f"<script>{plots}</script>\n<script>{script}</script>"
+            static = "Without JavaScript the figures are static; all tables are complete."
+            body = [f'<noscript><p class="absent">{static}</p></noscript>', *body]
         parts = {
             "title": escaped(self.title),
             "lead": self.lead,
             "body": "\n".join(body),
             "style": style,
-            "data": data.replace("<", "\\u003c"),
-            "plots": plots,
-            "script": script,
-            "hashes": " ".join(f"'sha256-{_sha256(code)}'" for code in (plots, script)),
+            "scripts": scripts,
+            "hashes": "'none'"
+            if light
+            else " ".join(f"'sha256-{_sha256(code)}'" for code in (plots, script)),
             "written": escaped(
                 f"Written by wflow {__version__} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, "
                 f"Python {platform.python_version()}, {platform.system()} {platform.machine()}. "
@@ -222,7 +241,23 @@ def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), kind: str = 
         for first, *rest in rows
     )
     top = f"<thead><tr>{top}</tr></thead>" if top else ""
-    return f'<div class="scroll"><table class="{kind}">{top}<tbody>{body}</tbody></table></div>'
+    made = f'<div class="scroll"><table class="{kind}">{top}<tbody>{body}</tbody></table></div>'
+    return _labelled(made)
+
+
+def _labelled(table: str) -> str:
+    """Name every cell by its column, for narrow screens on which rows are shown as lists."""
+    heads = re.findall(r"<th scope=.col[^>]*>(.*?)</th>", table)
+    heads = [re.sub("<[^>]+>", "", text) for text in heads]
+
+    def row(match: re.Match[str]) -> str:
+        names = chain(heads, repeat(""))
+        return re.sub(
+            "<(td|th)(?=[ >])", lambda cell: f'{cell[0]} data-label="{next(names)}"', match[0]
+        )
+
+    top, _, body = table.partition("<tbody>")
+    return f"{top}<tbody>{re.sub('<tr>.*?</tr>', row, body, flags=re.DOTALL)}"
 
 
 def _banner(lines: Sequence[str]) -> str:
@@ -276,7 +311,8 @@ def _markdown(text: str) -> str:
     made = re.sub(r"<(/?)h([1-4])>", lambda m: f"<{m[1]}h{int(m[2]) + 2}>", made)
     made = made.replace("<th>", '<th scope="col">').replace("<th style=", '<th scope="col" style=')
     made = made.replace("<table>", '<div class="scroll"><table class="numbers">')
-    return made.replace("</table>", "</table></div>")
+    made = made.replace("</table>", "</table></div>")
+    return re.sub(r"<table.*?</table>", lambda table: _labelled(table[0]), made, flags=re.DOTALL)
 
 
 # Tokens
@@ -287,7 +323,7 @@ def _cloud_data(cloud: DrawnTokens) -> dict[str, Any]:
     """Return tokens for the script: positions as 16-bit integers, 32767 for 1.5."""
     whole = np.round(np.clip(cloud.points / 1.5, -1, 1) * 32767).astype("<i2")
     return {
-        "times": [float(f"{t:.6g}") for t in cloud.times],
+        "times": rounded(cloud.times),
         "tokens": cloud.points.shape[1],
         "axes": cloud.points.shape[2],
         "d": cloud.d,
@@ -296,30 +332,26 @@ def _cloud_data(cloud: DrawnTokens) -> dict[str, Any]:
 
 
 def _cloud_svg(cloud: DrawnTokens) -> str:
-    """Draw the tokens at up to five times, seen from one side."""
-    frames = evenly(len(cloud.times), 5)
-    size = 150.0
-    width = size * len(frames)
+    """Draw the tokens at up to six times, seen from one side."""
+    frames, times = evenly(len(cloud.times), MAX_PANELS), rounded(cloud.times)
+    rows, columns = rectangle(len(frames), 3)
+    size, radius = 150.0, 67.0
     parts = [
-        f'<svg viewBox="0 0 {width:g} {size + 22:g}" role="img" style="max-width:{width:g}px" '
-        f'aria-label="{escaped(cloud.caption)}">'
+        f'<svg viewBox="0 0 {size * columns:g} {(size + 22) * rows:g}" role="img" '
+        f'style="max-width:{220 * columns}px" aria-label="{escaped(cloud.caption)}">'
     ]
     step = max(1, math.ceil(cloud.points.shape[1] / 250))
     for k, frame in enumerate(frames):
         points = cloud.points[frame, ::step]
         seen = points @ view().T if points.shape[1] == 3 else np.c_[points, np.ones(len(points))]
-        centre, radius = size * (k + 0.5), size / 2 - 8
-        parts.append(f'<circle class="ball" cx="{centre:g}" cy="{size / 2:g}" r="{radius:g}"/>')
+        x, y = size * (k % columns + 0.5), (size + 22) * (k // columns) + size / 2
+        parts.append(f'<circle class="ball" cx="{x:g}" cy="{y:g}" r="{radius:g}"/>')
         near = seen[:, 2] >= 0
         for side, there in (("far", seen[~near]), ("near", seen[near])):
-            d = "".join(
-                f"M{centre + radius * x:.1f} {size / 2 - radius * y:.1f}h0" for x, y in there[:, :2]
-            )
+            d = "".join(f"M{x + radius * u:.1f} {y - radius * v:.1f}h0" for u, v in there[:, :2])
             parts.append(f'<path class="token {side}" d="{d}"/>')
-        parts.append(
-            f'<text class="tick mid" x="{centre:g}" y="{size + 14:g}">'
-            f"t = {cloud.times[frame]:.4g}</text>"
-        )
+        label = f"t = {times[frame]:g}"
+        parts.append(f'<text class="tick mid" x="{x:g}" y="{y + size / 2 + 14:g}">{label}</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -327,7 +359,7 @@ def _cloud_figure(cloud: DrawnTokens, name: str) -> str:
     """Return the viewer, and the static figure that is shown without a script."""
     last = len(cloud.times) - 1
     caption = escaped(cloud.caption)
-    start = f"t = {cloud.times[0]:.4g}"
+    start = f"t = {rounded(cloud.times)[0]:g}"
     turn = (
         '<label class="check"><input type="checkbox" class="turn"> turn</label>'
         "<p>Drag the sphere, or use the arrow keys on it.</p>"
@@ -350,9 +382,13 @@ def _cloud_figure(cloud: DrawnTokens, name: str) -> str:
 
 
 def _page_of_run(section: Section) -> Page:
-    page = Page(section.name, _chips([section]))
+    page = Page(section.name, _conclusion(section.conclusion))
     page.body.append(f'<section class="run">{_section_html(section, "r0", page, 2)}</section>')
     return page
+
+
+def _conclusion(text: str) -> str:
+    return f'<p class="conclusion">{_prose(text)}</p>' if text else ""
 
 
 def _chips(sections: Sequence[Section]) -> str:
@@ -371,10 +407,48 @@ def _chips(sections: Sequence[Section]) -> str:
     return f'<ul class="chips">{items}</ul>' if items else ""
 
 
-def _section_html(section: Section, key: str, page: Page, level: int) -> str:
-    """Write one run: its parts in order, those that are missing named."""
+def _hero(section: Section, key: str, page: Page, titles: Callable[[str, str], str]) -> str:
+    """Return the tokens, or the density, of a run beside its energy, or what it has instead."""
+    parts = []
+    kinds = [("budget", "Energy budget", "The run holds no energy.")]
+    if is_movement(section.config):
+        kinds = [("movements", "Energy and distances", "Nothing was recorded.")]
+    if "sampler" in section.config:
+        kinds = [
+            ("sampler", "Diagnostics", "Nothing was recorded."),
+            ("gradient", "Speed", "Nothing was recorded."),
+        ]
+    elif "mesh" in section.config:
+        parts.append(titles("tokens", "Density") + _density_html(section))
+    else:
+        drawn = _absent(section.no_tokens)
+        if section.cloud is not None:
+            page.clouds[key] = _cloud_data(section.cloud)
+            drawn = _cloud_figure(section.cloud, key)
+        parts.append(titles("tokens", "Tokens") + drawn)
+    for name, text, absent in kinds:
+        found = section.charts.get(name)
+        chart = page.chart(found, f"{key}-{name}") if found else _absent(absent)
+        parts.append(titles(name, text) + chart)
+    return _side_by_side(parts)
+
+
+def _side_by_side(parts: Sequence[str]) -> str:
+    return f'<div class="hero">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
+
+
+def _section_html(section: Section, key: str, page: Page, level: int, again: bool = False) -> str:
+    """Write one run: its parts in order, those that are missing named.
+
+    What is shown `again` has its tokens and energy at the top of the page, and nothing besides it.
+    """
+
+    def title(name: str, text: str) -> str:
+        return f'<h{level} id="{key}-{name}">{text}</h{level}>'
+
     parts = [
         _banner(section.missing),
+        "" if again else _hero(section, key, page, title) + _chips([section]),
         _tiles(
             [
                 ("energy at the start", section.fact("E(0)")),
@@ -388,57 +462,36 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
             ]
         ),
     ]
+    if section.balance:
+        head = ("", "at the last time: mean ± standard error")
+        parts.append(_table(section.balance, head, "numbers"))
 
-    def title(name: str, text: str) -> None:
-        parts.append(f'<h{level} id="{key}-{name}">{text}</h{level}>')
-
-    def chart(name: str, text: str, absent: str) -> None:
-        title(name, text)
+    def chart(name: str, text: str, absent: str = "") -> None:
         found = section.charts.get(name)
-        parts.append(page.chart(found, f"{key}-{name}") if found else _absent(absent))
+        if found or absent:
+            drawn = page.chart(found, f"{key}-{name}") if found else _absent(absent)
+            parts.extend([title(name, text), drawn])
 
     sampler, movement = "sampler" in section.config, is_movement(section.config)
-    if sampler:
-        chart("sampler", "Diagnostics", "Nothing was recorded.")
-        chart("gradient", "Speed", "Nothing was recorded.")
-    else:
-        if movement:
-            chart("movements", "Energy and distances", "Nothing was recorded.")
-        else:
-            chart("budget", "Energy budget", "The run holds no energy.")
-            if section.balance:
-                head = ("at the last time", "mean ± standard error")
-                parts.append(_table(section.balance, head, "numbers"))
+    if not sampler:
+        if not movement:
             chart("gradient", "Dissipation and G²", "The run holds neither G² nor the speed.")
         if "mesh" in section.config:
-            title("tokens", "Density")
-            parts.append(_density_html(section))
             chart("free_energy", "Free energy", "The run holds no entropy.")
-        else:
-            title("tokens", "Tokens")
-            if section.cloud is None:
-                parts.append(_absent(section.no_tokens))
-            else:
-                page.clouds[key] = _cloud_data(section.cloud)
-                parts.append(_cloud_figure(section.cloud, key))
-        if "clusters" in section.charts:
-            chart("clusters", "Clusters", "")
+        chart("clusters", "Clusters")
         chart("heads", "Heads", "The heads were not recorded over time (save.heads).")
         law = section.fact("law") or "not recorded"
         parts.append(f'<p class="law">Head law: {escaped(law)}</p>')
     if section.spectrum:
         titles = ("", "least eigenvalue", "mean", "largest", "mean Frobenius norm")
         parts.append(_table(section.spectrum, titles, "numbers"))
-    title("checks", "Verification")
-    parts.append(_checks_html(section))
-    title("numbers", "Numbers")
-    parts.append("<p>What <code>wflow info</code> prints.</p>")
+    parts += [title("checks", "Verification"), _checks_html(section)]
+    parts += [title("numbers", "Numbers"), "<p>What <code>wflow info</code> prints.</p>"]
     parts.append(_table(section.facts, kind="info"))
-    title("provenance", "Provenance")
+    parts += [title("provenance", "Provenance"), _table(section.provenance, kind="info")]
     may_run = section.complete and not (sampler or movement)
-    again = section.file.name if section.file and may_run else None
-    parts.append(_command(section.fact("command"), again))
-    parts.append(_table(section.provenance, kind="info"))
+    file = section.file.name if section.file and may_run else None
+    parts.append(_command(section.fact("command"), file))
     return "\n".join(part for part in parts if part)
 
 
@@ -462,8 +515,15 @@ def _checks_html(section: Section) -> str:
             f"{escaped(check.name)}{note}</th><td>{cells[0]}</td><td>{cells[1]}</td></tr>"
         )
     head = "".join(f'<th scope="col">{text}</th>' for text in ("", "check", "found", "limit"))
+    which = ", as <code>wflow verify</code> makes them."
+    if section.partial:
+        which = (
+            ": those of the energy balance. <code>wflow verify</code> also makes those that take "
+            "longer: digests, and energies and steps computed again."
+        )
+    verdict = escaped(section.verdict().partition(";")[0])
     return (
-        f"<p>{escaped(section.verdict())}, as <code>wflow verify</code> makes them.</p>"
+        f"<p>{verdict}{which}</p>"
         f'<div class="scroll"><table class="checks"><thead><tr>{head}</tr></thead><tbody>'
         f"{''.join(rows)}</tbody></table></div>"
     )
@@ -475,11 +535,24 @@ def _checks_html(section: Section) -> str:
 
 def _page_of_study(study: Study) -> Page:
     document = study.document
-    page = Page(f"Study {study.name}", _chips(study.sections))
+    page = Page(f"Study {study.name}", _conclusion(_conclusion_of_study(study)))
     body = page.body
     body.append(_banner(study.missing))
-    if command := document.get("command"):
-        body.append("<h2>Command</h2>" + _command(plain(command)))
+    places = [k for k, section in enumerate(study.sections) if section.cloud or section.density]
+    charts = {k: page.chart(chart, f"s-{k}") for k, chart in enumerate(study.charts.values())}
+    pictures = [
+        _picture(content, f"Figure of the study: {words}", words)
+        for words, content in ((s.replace("_", " "), c) for s, c in study.pictures.items())
+    ]
+    run_above = bool(places or (study.sections and not pictures))
+    if run_above:
+        place = places[-1] if places else len(study.sections) - 1
+        section = study.sections[place]
+        words = f"Run {escaped(section.name)}"
+        body.append(_hero(section, f"r{place}", page, lambda _, text: f"<h3>{text}: {words}</h3>"))
+    elif charts or pictures:
+        body.append(_side_by_side([*list(charts.values())[:1], *pictures][:2]))
+    body.append(_chips(study.sections))
     body.append(_findings_html(document.get("findings", [])))
     body.append(_tables_html(study))
     if study.charts:
@@ -487,25 +560,51 @@ def _page_of_study(study: Study) -> Page:
         head = ("model", "seeds", "steps", "last loss, mean")
         body.append(_table(study.networks, head, "numbers"))
         for k, chart in enumerate(study.charts.values()):
-            body.append(f"<h3>{escaped(chart.title)}</h3>{page.chart(chart, f's-{k}')}")
+            body.append(f"<h3>{escaped(chart.title)}</h3>{charts[k]}")
         body.append("</section>")
-    if study.pictures:
+    if pictures:
         body.append('<section><h2 id="figures">Figures</h2><div class="pictures">')
-        for stem, content in study.pictures.items():
-            words = stem.replace("_", " ")
-            body.append(_picture(content, f"Figure of the study: {words}", words))
-        body.append("</div></section>")
+        body += [*pictures, "</div></section>"]
     if study.sections:
-        body.append(_runs_html(study, page))
+        body.append(_runs_html(study, page, run_above and len(study.sections) == 1))
     rows = [
         (key, plain(value if isinstance(value, str) else json.dumps(value)))
         for key in ("schema", "created", "versions", "config")
         if (value := document.get(key)) is not None
     ]
-    if rows:
+    command = _command(plain(document["command"])) if document.get("command") else ""
+    if rows or command:
         body.append('<section><h2 id="provenance">Provenance of the summary</h2>')
-        body.append(_table(rows, kind="info") + "</section>")
+        body.append(_table(rows, kind="info") + command + "</section>")
     return page
+
+
+def _conclusion_of_study(study: Study) -> str:
+    """Say in a sentence what a study found: its verdicts, its fit, or what its last run found."""
+    findings = study.document.get("findings")
+    if findings:
+        counts = Counter(entry["verdict"] for entry in findings)
+        listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+        number = f"{len(findings)} predictions: " if len(findings) > 1 else ""
+        first = str(findings[0]["prediction"])
+        return f"{number}{listed}. {first[:1].upper()}{first[1:]}: {findings[0]['verdict']}."
+    fit = study.document.get("fit")
+    if fit:
+        low, high = fit["exponent_ci"]
+        range_ = f" ({100 * fit['level']:.0f} %: {low:.3f} to {high:.3f})" if low and high else ""
+        return f"G² goes like H^b with the number of heads H, b = {fit['exponent']:.3f}{range_}."
+    if findings is not None and study.sections:
+        count = len(study.sections) + len(study.rest)
+        return f"The study decides no prediction at this size; the tables show its {count} runs."
+    if study.sections:
+        last = study.sections[-1]
+        return last.conclusion and f"{last.name}: {last.conclusion}"
+    losses = {model: float(loss) for model, *_, loss in study.networks if loss != "–"}
+    if losses:
+        best = min(losses, key=lambda model: losses[model])
+        among = f" of {len(losses)} models" if len(losses) > 1 else ""
+        return f"{best} ends with the lowest training loss{among}, {losses[best]:.4g} on average."
+    return ""
 
 
 def _findings_html(findings: Sequence[Mapping[str, str]]) -> str:
@@ -555,9 +654,7 @@ def _tables_html(study: Study) -> str:
 
 def _mean_cell(value: Mapping[str, float | None]) -> str:
     mean, error = value["mean"], value["standard_error"]
-    if mean is None:
-        return "–"
-    return f"{mean:.4g}" + (f" ± {error:.1g}" if error is not None else "")
+    return "–" if mean is None else with_error(mean, math.nan if error is None else error)
 
 
 def _fit_rows(fit: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
@@ -575,7 +672,7 @@ def _fit_rows(fit: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     yield "fit from H =", number(fit["heads_from"]), "", ""
 
 
-def _runs_html(study: Study, page: Page) -> str:
+def _runs_html(study: Study, page: Page, again: bool) -> str:
     """Return the list of runs, and a section for each of them."""
     columns = {"status": "status", "heads": "heads", "tokens": "tokens", "paths": "paths",
                "E(0)": "E(0)", "E(T)": "E(T)", "edi_residual(T)": "residual",
@@ -607,7 +704,7 @@ def _runs_html(study: Study, page: Page) -> str:
     for k, section in enumerate(study.sections):
         parts.append(
             f'<section class="run" id="r{k}"><h2 class="name">Run {escaped(section.name)}</h2>'
-            f"{_chips([section]) if several else ''}"
-            f"{_section_html(section, f'r{k}', page, 3)}</section>"
+            f"{'' if again else _conclusion(section.conclusion)}"
+            f"{_section_html(section, f'r{k}', page, 3, again)}</section>"
         )
     return "\n".join(parts)

@@ -26,8 +26,9 @@ from wflow.analysis.description import describe, mean_and_spread
 from wflow.plots.charts import Chart, Curve, Floats, Panel, plain
 from wflow.plots.figure import MAX_FRAMES as FRAMES
 from wflow.plots.figure import MAX_TOKENS as TOKENS
-from wflow.plots.figure import evenly
+from wflow.plots.figure import evenly, step_error
 from wflow.plots.networks import thinned
+from wflow.plots.runs import RESIDUALS, TERMS, balance_terms
 from wflow.plots.tokens import principal_axes
 from wflow.runs.read import open_run
 from wflow.runs.results import CREATOR, OF_ONE_RUN, summary_document
@@ -47,11 +48,9 @@ SCALE = 0.1  # radians, of the clusters
 _PAIRS_PER_SECOND, _BYTES_PER_SECOND, _SECONDS_PER_READ = 1e9, 3e8, 2.5e-3
 _LOADED = 2**26  # bytes of a run that is read at once: each read takes a millisecond
 _FAULTS = (WflowError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
-_BUDGET = (
-    "work_weights", "work_ito", "work_diffusion", "martingale", "martingale_tokens",
-    "dissipated", "dissipated_upper_gradient", "edi_residual", "edi_residual_upper_gradient",
-)  # fmt: skip
+_OTHERS = "all other checks"
+_SHORT = 60  # points of a curve of a light page
+_SMALL = 250_000  # bytes of the figures of a study on a light page
 
 
 class Clock:
@@ -84,6 +83,8 @@ class Section:
     name : title of the section
     file : the run file, None for a run in memory
     complete : whether the run reached its end
+    conclusion : what the run found, in a sentence
+    partial : whether only the checks of the energy balance were made
     missing : why something is not shown
     facts : the lines of `wflow info`
     charts : curves by their place on the page
@@ -98,6 +99,8 @@ class Section:
     config: dict[str, Any]
     facts: list[tuple[str, str]]
     complete: bool
+    conclusion: str = ""
+    partial: bool = False
     missing: list[str] = field(default_factory=list)
     charts: dict[str, Chart] = field(default_factory=dict)
     cloud: DrawnTokens | None = None
@@ -118,10 +121,15 @@ class Section:
         failed = sum(not check.passed for check in made)
         if not made:
             return "not checked"
-        return f"{failed} of {len(made)} checks fail" if failed else f"{len(made)} checks hold"
+        count = failed or len(made)
+        text = f"{count} of {len(made)} checks {'fail' if failed else 'hold'}"
+        skipped = len(self.checks) - len(made)
+        if self.partial:
+            return f"{text}; wflow verify makes the others"
+        return text + (f", {skipped} could not be made" if skipped else "")
 
 
-def read_file(path: Path, clock: Clock) -> Section:
+def read_file(path: Path, clock: Clock, light: bool = False) -> Section:
     """Read a run file, also the .partial of an unfinished run.
 
     Raises
@@ -133,11 +141,17 @@ def read_file(path: Path, clock: Clock) -> Section:
         warnings.simplefilter("ignore")  # the page says that a run is not complete
         ds = open_run(path)
     with ds:
-        return read_run(ds, path.name.removesuffix(".partial"), clock)
+        return read_run(ds, path.name.removesuffix(".partial"), clock, light=light)
 
 
 def read_run(
-    ds: Dataset, name: str, clock: Clock, positions: int = POSITIONS, points: int = FRAMES
+    ds: Dataset,
+    name: str,
+    clock: Clock,
+    positions: int = POSITIONS,
+    points: int = FRAMES,
+    *,
+    light: bool = False,
 ) -> Section:
     """Read what the page shows of a run.
 
@@ -148,6 +162,7 @@ def read_run(
     clock : seconds left for checks and clusters
     positions : of tokens that may be drawn
     points : of a curve
+    light : whether the page is to be small
 
     Raises
     ------
@@ -157,14 +172,16 @@ def read_run(
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            return _section(ds, name, clock, positions, points)
+            return _section(ds, name, clock, positions, points, light)
     except _FAULTS as error:
         if isinstance(error, WflowError):
             raise
         raise RunFileError(f"{name} cannot be read: {error or type(error).__name__}") from None
 
 
-def _section(ds: Dataset, name: str, clock: Clock, positions: int, points: int) -> Section:
+def _section(
+    ds: Dataset, name: str, clock: Clock, positions: int, points: int, light: bool
+) -> Section:
     source = ds.encoding.get("source")
     file = Path(source) if isinstance(source, str) and Path(source).is_file() else None
     if ds.nbytes <= _LOADED:
@@ -180,10 +197,12 @@ def _section(ds: Dataset, name: str, clock: Clock, positions: int, points: int) 
     stored = ds
     if is_movement(config):
         ds = _with_paths(ds, config)
-    series = _Series(ds, points)
+    section.conclusion = _conclusion(ds)
+    series = _Series(ds, min(points, _SHORT) if light else points)
+    step = f"{step_error(ds)}. " if "edi_residual" in ds else ""
     cloud = DrawnTokens.read(ds, positions)
     charts = {
-        "budget": _budget_chart(series, config),
+        "budget": _budget_chart(series, config, step),
         "gradient": _gradient_chart(series, config),
         "sampler": _sampler_chart(series),
         "movements": _movements_chart(series),
@@ -198,14 +217,35 @@ def _section(ds: Dataset, name: str, clock: Clock, positions: int, points: int) 
     else:
         advice = solve_with("snapshots=[times]")
         section.no_tokens = f"The run holds no snapshots of tokens. {advice}."
-    section.density = _density(ds)
+    section.density = _density(ds, light)
     section.balance = _balance(ds)
     section.spectrum = _spectrum(ds)
     section.checks = _checks(stored, file, config, clock)
+    section.partial = bool(section.checks) and section.checks[-1].name == _OTHERS
     if any(check.passed is False for check in section.checks):
         section.missing.append(f"{section.verdict()}: see the verification below.")
     section.provenance = _provenance(ds, config, file)
     return section
+
+
+def _conclusion(ds: Dataset) -> str:
+    """Say in a sentence what happened to the energy of a run, or to the speed of its tokens."""
+    named = {"energy": "The energy", "speed_sq": "The mean squared speed of the tokens"}
+    name = next((name for name in named if name in ds and ds.sizes.get("time")), None)
+    if name is None:
+        return ""
+    values = ds[name].transpose("path", "time").values
+    known = np.flatnonzero(np.isfinite(values).any(axis=0))
+    if not known.size:
+        return f"{named[name]} is not finite."
+    last = known[-1]
+    start, end = values[:, 0], values[:, last]
+    verb = "rises" if np.nanmean(end) > np.nanmean(start) else "falls"
+    text = f"{named[name]} {verb} from {mean_and_spread(start)} to {mean_and_spread(end)}"
+    if name == "energy" and "edi_residual" in ds:
+        residual = mean_and_spread(ds["edi_residual"][:, last].values)
+        text += f"; its balance closes up to {residual}"
+    return f"{text}."
 
 
 def _with_paths(ds: Dataset, config: Mapping[str, Any]) -> Dataset:
@@ -251,47 +291,27 @@ class _Series:
         ]
 
 
-def _sign(config: Mapping[str, Any]) -> int:
-    return 1 if config.get("direction") == "ascent" else -1
-
-
-def _budget_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
+def _budget_chart(series: _Series, config: Mapping[str, Any], step: str) -> Chart | None:
     """Draw the terms of the energy balance and, below them, its residuals."""
     if not series.has("energy"):
         return None
-    energy = series["energy"]
-    terms = [Curve.of_paths("E(t) − E(0)", "energy", energy - energy[:, :1])]
-    moved = {name: series[name] for name in _BUDGET if series.has(name)}
-    moved = {name: v for name, v in moved.items() if np.nanmax(np.abs(v), initial=0.0) > 0}
-    both = {"work_weights", "work_ito"} <= moved.keys()
-    if both:
-        net = moved["work_weights"] + moved["work_ito"]
-        terms.append(Curve.of_paths("weight drift + Itô", "weights", net))
-    if "work_weights" in moved:
-        terms.append(Curve.of_paths("weight drift", "drift", moved["work_weights"], hidden=both))
-    if "work_ito" in moved:
-        terms.append(Curve.of_paths("Itô correction", "ito", moved["work_ito"], hidden=both))
-    if "work_diffusion" in moved:
-        terms.append(Curve.of_paths("diffusion of tokens", "diffusion", moved["work_diffusion"]))
-    noise = [moved[name] for name in ("martingale", "martingale_tokens") if name in moved]
-    if noise:
-        terms.append(Curve.of_paths("martingale", "martingale", sum(noise[1:], noise[0])))
-    if "dissipated" in moved:
-        terms.append(Curve.of_paths("−∫ dissipation", "dissipated", -moved["dissipated"]))
-    if "dissipated_upper_gradient" in moved:
-        sign = _sign(config)
-        upper = sign * moved["dissipated_upper_gradient"]
-        terms.append(Curve.of_paths("∫ G²" if sign > 0 else "−∫ G²", "gradient", upper))
+    recorded = {name: series[name] for name in TERMS if series.has(name)}
+    parts, zero = balance_terms(recorded, config.get("direction") == "ascent")
+    both = any(role == "weights" for role, _, _ in parts)
+    terms = [
+        Curve.of_paths(words, role, values, hidden=both and role in ("drift", "ito"))
+        for role, words, values in parts
+    ]
+    named = ((name, f"residual {words}", role) for name, (role, words) in RESIDUALS.items())
+    residuals = series.curves(*named)
     panels = [Panel("energy", terms)]
-    residuals = series.curves(
-        ("edi_residual", "residual, dissipation", "dissipated"),
-        ("edi_residual_upper_gradient", "residual, G²", "gradient"),
-    )
     panels += [Panel("residual", residuals)] if residuals else []
     caption = (
-        "Balance of the energy: E(t) − E(0) is the sum of the work of the weights, the martingale "
-        "and minus the integrated dissipation, up to the residual. " + series.caption
+        "E(t) − E(0) is the work of the weights, the martingale and minus the integrated "
+        f"dissipation, up to the residual. {step}{series.caption}"
     )
+    if zero:
+        caption += f" Zero throughout: {', '.join(zero)}."
     if both:
         caption += " Weight drift and Itô correction nearly cancel and are drawn as their sum."
     return Chart("Energy budget", "time t", series.time, panels, caption)
@@ -299,7 +319,7 @@ def _budget_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
 
 def _gradient_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
     """Draw dissipation and G² on a log scale, or the mean squared speed without an energy."""
-    sign = _sign(config)
+    sign = 1 if config.get("direction") == "ascent" else -1
     named = [
         ("dissipation", "dissipation" if sign < 0 else "−dissipation", "dissipated", -sign),
         ("upper_gradient_sq", "G²", "gradient", 1),  # above the other
@@ -378,13 +398,13 @@ def _balance(ds: Dataset) -> list[tuple[str, str]]:
     rows = [("E(T) − E(0)", mean_and_spread(energy[:, -1].values - energy[:, 0].values))]
     return rows + [
         (f"{VARIABLES[name].long_name} ({name})", mean_and_spread(ds[name].isel(time=-1).values))
-        for name in _BUDGET
+        for name in (*TERMS[1:], *RESIDUALS)
         if name in ds
     ]
 
 
-def _density(ds: Dataset) -> tuple[str, bytes] | None:
-    """Return caption and picture (PNG) of densities at up to five times, or None."""
+def _density(ds: Dataset, light: bool) -> tuple[str, bytes] | None:
+    """Return caption and picture (PNG) of densities at up to six times, or None."""
     if not {"density", "density_mean"} & set(ds):
         return None
     from wflow.plots.densities import density_snapshots
@@ -392,12 +412,13 @@ def _density(ds: Dataset) -> tuple[str, bytes] | None:
 
     alone = ds.sizes["path"] == 1 and "density" in ds
     path = int(ds["snapshot_path"][0]) if alone else None
-    figure = density_snapshots(ds, which="mean" if path is None else path)
+    figure = density_snapshots(ds, which="mean" if path is None else path, style="paper")
     drawn = io.BytesIO()
     with style():
-        figure.savefig(drawn, format="png", dpi=110, metadata={"Software": CREATOR})
+        figure.savefig(drawn, format="png", dpi=150, metadata={"Software": CREATOR})
     whose = "mean over the paths" if path is None else f"path {path}"
-    return f"Density at times of the snapshots, {whose}.", drawn.getvalue()
+    content = _smaller(drawn.getvalue()) if light else drawn.getvalue()
+    return f"Density at times of the snapshots, {whose}.", content
 
 
 # Tokens and heads at the snapshots
@@ -578,7 +599,7 @@ def _checks(ds: Dataset, file: Path | None, config: Mapping[str, Any], clock: Cl
         return verify.verify(ds if file is None else file).checks
     command = shell_line(["wflow", "verify", "NAME.h5" if file is None else file.name])
     reason = "the checks of all runs on this page would take too long"
-    left = verify.Check("all other checks", None, note=f"not made here: {reason}; see `{command}`")
+    left = verify.Check(_OTHERS, None, note=f"not made here: {reason}; see `{command}`")
     if "edi_residual" not in ds or not ds.sizes["time"]:
         return [left]
     settings = dict(config)
@@ -656,8 +677,10 @@ class Study:
     pictures: dict[str, bytes] = field(default_factory=dict)
 
 
-def read_study(folder: Path, clock: Clock) -> Study:
+def read_study(folder: Path, clock: Clock, light: bool = False) -> Study:
     """Read the summary of a study, its runs, the histories of its networks, and its figures.
+
+    Of a `light` page few runs have a section, and the figures are small.
 
     Raises
     ------
@@ -676,11 +699,11 @@ def read_study(folder: Path, clock: Clock) -> Study:
             study.missing.append(f"Left out: {left_out}.")
         histories = {name: ds for name, ds in nodes.items() if "step" in ds.dims}
         runs = {name: ds for name, ds in nodes.items() if name not in histories}
-        _read_runs(study, runs, clock)
+        _read_runs(study, runs, clock, light)
         _read_histories(study, histories)
     if document:
         _read_text(study, folder / "summary.md")
-        _read_pictures(study, folder)
+        _read_pictures(study, folder, light)
     return study
 
 
@@ -698,7 +721,7 @@ def _nodes(folder: Path) -> Iterator[tuple[dict[str, Dataset], str]]:
         yield nodes, tree.attrs.get("left_out", "")
 
 
-def _read_runs(study: Study, runs: Mapping[str, Dataset], clock: Clock) -> None:
+def _read_runs(study: Study, runs: Mapping[str, Dataset], clock: Clock, light: bool) -> None:
     """Add the sections of the runs: in the order of the summary, then others."""
     listed = study.document.get("runs", {})
     files = listed.values() if isinstance(listed, dict) else [row.get("file") for row in listed]
@@ -708,14 +731,14 @@ def _read_runs(study: Study, runs: Mapping[str, Dataset], clock: Clock) -> None:
         text = ", ".join(others[:8]) + (" and others" if len(others) > 8 else "")
         study.missing.append(f"In the folder, and not in the summary of the study: {text}.")
     names = order + others
-    places = evenly(len(names), RUNS)  # some of each kind, where these follow
+    places = evenly(len(names), 3 if light else RUNS)  # some of each kind, where these follow
     study.rest = [name for k, name in enumerate(names) if k not in places]
     with_tokens = {names[k] for k in places[[0, -1]]} if names else set()
     points = FRAMES if len(places) < 9 else 80
     for name in [names[k] for k in places]:
         positions = POSITIONS // len(with_tokens) if name in with_tokens else 1000
         try:
-            section = read_run(runs[name], name, clock, positions, points)
+            section = read_run(runs[name], name, clock, positions, points, light=light)
         except WflowError as error:
             study.missing.append(str(error))
             continue
@@ -795,17 +818,18 @@ def _read_text(study: Study, file: Path) -> None:
     study.text = "\n\n".join(kept)
 
 
-def _read_pictures(study: Study, folder: Path) -> None:
+def _read_pictures(study: Study, folder: Path, light: bool) -> None:
     """Add the figures of the study's end, as far as they fit on the page."""
     # The section of a run has its own curves and tokens.
     drawn = {section.name for section in study.sections}
-    left, out = PICTURES, []
+    left, out = _SMALL if light else PICTURES, []
     for stem in study.document.get("figures", []):
         if (one := OF_ONE_RUN.fullmatch(stem)) and one[1] in drawn:
             continue
         try:
             with opened(folder / f"{Path(stem).name}.png", "a figure") as raw:
-                content = raw.read(left + 1)
+                content = raw.read(PICTURES + 1)
+            content = _smaller(content) if light else content
         except (WflowError, OSError) as error:
             out.append(f"{stem} ({error})")
             continue
@@ -816,3 +840,16 @@ def _read_pictures(study: Study, folder: Path) -> None:
         left -= len(content)
     if out:
         study.missing.append(f"Figures that are not shown: {', '.join(out)}.")
+
+
+def _smaller(content: bytes) -> bytes:
+    """Return a PNG at most 900 pixels wide, in 64 colours."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content)) as picture:
+        page = Image.new("RGB", picture.size, "white")
+        page.paste(picture, mask=picture.getchannel("A") if picture.mode == "RGBA" else None)
+    page.thumbnail((900, 1800))
+    drawn = io.BytesIO()
+    page.quantize(64).save(drawn, format="png", optimize=True)
+    return drawn.getvalue()

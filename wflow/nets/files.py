@@ -68,8 +68,12 @@ def replace(path: Path, kind: Kind, writer: Callable[[Path], Any]) -> None:
     check_replaceable(path, kind)
     try:
         replace_file(path, writer)
-    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    except (OSError, RuntimeError) as error:
+        # On a full disk torch raises a RuntimeError behind the error of the disk, and HDF5 an
+        # OSError with a report of several lines.
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        number = getattr(cause, "errno", None)
+        reason = os.strerror(number) if number else str(error).splitlines()[0]
         raise InputError(
             f"cannot write {path}: {reason}; the earlier file is kept: free space or choose "
             "another path, and resume a training by resume=True"

@@ -314,9 +314,11 @@ def test_save_model_does_not_replace_a_checkpoint(trained, tmp_path):
     shutil.copy(trained / train.CHECKPOINT, tmp_path)
     with pytest.raises(InputError, match="save_model"):
         train.save_model(tmp_path / train.CHECKPOINT, network())
+    words(tmp_path / "w.pt.0123456789abcdef.new")  # of a save that was killed
     train.save_model(tmp_path / "w.pt", network())
     train.save_model(tmp_path / "w.pt", network(1), "again")
     assert train.load_model(tmp_path / "w.pt", network()) == "again"
+    assert {file.name for file in tmp_path.iterdir()} == {train.CHECKPOINT, "w.pt"}
 
 
 def test_a_checkpoint_that_is_cut_off_can_be_overwritten(trained, tmp_path):

@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
 from wflow._core.files import locked, own_folder  # noqa: E402
-from wflow.nets import pretrained  # noqa: E402
+from wflow.nets import files, pretrained  # noqa: E402
 
 FILES = {"config.json", "model.safetensors"}
 
@@ -160,8 +160,8 @@ def test_saves_to_one_folder_at_once_leave_one_of_them(tmp_path, monkeypatch, tr
 
 
 def test_a_save_does_not_wait_for_another_one_for_ever(saved, monkeypatch):
-    monkeypatch.setattr(pretrained, "_PATIENCE", 0.05)
-    with locked(saved, pretrained._LOCK), refused(str(saved)):
+    monkeypatch.setattr(files, "PATIENCE", 0.05)
+    with locked(saved, f"model.safetensors{files.LOCK}"), refused(str(saved)):
         gpt(depth=1).save_pretrained(saved)
     assert len(nets.GPT.from_pretrained(saved).body) == 2
 

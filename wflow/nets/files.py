@@ -1,12 +1,16 @@
 """Files that networks and trainings write: replaced whole, and only where wflow wrote them."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wflow._core.errors import InputError
-from wflow._core.files import kind_of_file, opened, replace_file
+from wflow._core.files import kind_of_file, locked, opened, remove_drafts, replace_file
+
+LOCK = ".lock.new"  # ending; a training locks its folder, and saves into it do not wait for it
+PATIENCE = 600.0  # seconds; a save takes some
 
 
 class Kind(NamedTuple):
@@ -78,3 +82,30 @@ def replace(path: Path, kind: Kind, writer: Callable[[Path], Any]) -> None:
             f"cannot write {path}: {reason}; the earlier file is kept: free space or choose "
             "another path, and resume a training by resume=True"
         ) from None
+
+
+@contextmanager
+def in_turn(path: Path, names: Iterable[str]) -> Iterator[None]:
+    """Let processes that save to a path do so in turn, and remove what killed ones left.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its folder is made where it is missing.
+    names : iterable of str
+        Files in its folder whose drafts are removed in the end.
+
+    Raises
+    ------
+    InputError
+        Where the folder cannot be written, and where another process does not end its save.
+    """
+    folder = path.parent
+    try:
+        with locked(folder, f"{path.name}{LOCK}", patience=PATIENCE):
+            yield
+            remove_drafts(folder, names)
+    except OSError as error:
+        busy = isinstance(error, BlockingIOError)
+        reason = "another process has been saving to it" if busy else error.strerror
+        raise InputError(f"cannot write into {folder}: {reason}; choose another") from None

@@ -213,11 +213,15 @@ def edited(folder, **changes):
         (lambda f: (f / "model.safetensors").write_bytes(b"x"), "SHA-256"),
     ],
 )
-def test_a_folder_that_cannot_be_read_is_refused_by_name(saved, damage, match):
+def test_a_folder_that_cannot_be_read_is_read_once_and_refused_by_name(
+    saved, damage, match, monkeypatch
+):
     damage(saved)
+    read, calls = pretrained._read, []
+    monkeypatch.setattr(pretrained, "_read", lambda *given: calls.append(given) or read(*given))
     with refused(match) as caught:
         nets.GPT.from_pretrained(saved)
-    assert str(saved) in str(caught.value)
+    assert str(saved) in str(caught.value) and len(calls) <= 1
 
 
 def test_a_network_without_a_configuration_is_refused_before_anything_is_written(tmp_path):

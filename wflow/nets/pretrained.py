@@ -150,9 +150,23 @@ class Pretrained(nn.Module):
         False
         """
         folder = path_of(folder, "folder")
-        with suppress(InputError):
+        before = _versions(folder)
+        try:
             return _read(folder, cls)
-        return _read(folder, cls)  # again, where a save replaced the files meanwhile
+        except InputError:
+            if _versions(folder) == before:
+                raise
+        return _read(folder, cls)  # again, for a save replaced the files meanwhile
+
+
+def _versions(folder: Path) -> list[tuple[int, int] | None]:
+    """What is another after a save to a folder, of each file; None for a missing one."""
+    found: list[tuple[int, int] | None] = [None] * len(_KINDS)
+    for k, name in enumerate(_KINDS):
+        with suppress(OSError):
+            file = os.stat(folder / name)
+            found[k] = file.st_ino, file.st_mtime_ns
+    return found
 
 
 def _read(folder: Path, cls: type[N]) -> N:

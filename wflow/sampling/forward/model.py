@@ -57,7 +57,7 @@ class ForwardModel:
     outputs: int
 
     def evaluate(self, x: FloatArray) -> tuple[FloatArray, Pullback]:
-        """Return the outputs of checked parameters, and the adjoint of the derivative there.
+        """Compute F(x) and prepare DF(x)^T: what a custom model defines and `linearise` checks.
 
         Parameters
         ----------
@@ -76,7 +76,9 @@ class ForwardModel:
     def evaluate_torch(self, x: Tensor) -> tuple[Tensor, TensorPullback]:
         """Return what `evaluate` returns, as tensors on the device of the parameters.
 
-        A model that does not override it is evaluated by NumPy on the CPU.
+        A model that does not override it is evaluated by NumPy on the CPU. Gradients are not
+        recorded where `nets.generative.ReverseKL` calls it and the pullback: one that takes
+        derivatives by autograd does so within `torch.enable_grad`.
 
         Parameters
         ----------

@@ -165,6 +165,13 @@ def training(
     betas: tuple[float, float],
 ) -> Run:
     """AdamW on random crops at a rate that falls to a tenth, as nanoGPT trains."""
+    longest = len(text.test)
+    if flags.beginning + flags.continuation > longest:  # refused now, not after the training
+        raise InputError(
+            f"--beginning {flags.beginning} --continuation {flags.continuation} are a passage of "
+            f"{flags.beginning + flags.continuation} tokens: expected at most {longest}, those of "
+            "the test text"
+        )
     objective = NextToken(
         2 * lam,  # the published cost has no 1/2
         scale=flags.parts if flags.published else 1.0,

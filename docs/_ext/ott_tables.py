@@ -446,8 +446,9 @@ Published counts of parameters are those of our networks of the preset `paper` t
 a test of each study holds the rule of counting, which its page states. The 93k of the digits are a
 block with a feed-forward layer for the baseline; our baseline in the tables below has none, and
 59,658 parameters. Where a row has no number of
-ours the model was not trained at that size; rows of BERTScore need an encoder, which the option
-`--encoder roberta-large` of the studies of texts loads."""
+ours the model was not trained at that size. Rows of BERTScore need an encoder, which the option
+`--encoder` of the studies of texts loads, and are those of the encoder in the command. [OTT] does
+not name its own: the order of the models is compared, not the numbers."""
 
 
 def main() -> None:

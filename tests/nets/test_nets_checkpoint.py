@@ -105,6 +105,18 @@ def test_a_whole_file_that_memory_has_no_room_for_is_not_called_damaged(tmp_path
     assert "damaged" not in str(caught.value) and "again" not in str(caught.value)
 
 
+def test_a_full_disk_is_reported_in_its_own_words(tmp_path):
+    resource = pytest.importorskip("resource")  # a limit of the size of files fails as a disk does
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(InputError, match=r"w\.pt: File too large; "):
+            train.save_model(tmp_path / "w.pt", torch.nn.Linear(200, 200))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("value", [np.zeros(2), lambda: 0, object()])
 def test_what_could_not_be_read_again_is_not_written(value, tmp_path):
     class Odd(torch.nn.Linear):
@@ -302,9 +314,11 @@ def test_save_model_does_not_replace_a_checkpoint(trained, tmp_path):
     shutil.copy(trained / train.CHECKPOINT, tmp_path)
     with pytest.raises(InputError, match="save_model"):
         train.save_model(tmp_path / train.CHECKPOINT, network())
+    words(tmp_path / "w.pt.0123456789abcdef.new")  # of a save that was killed
     train.save_model(tmp_path / "w.pt", network())
     train.save_model(tmp_path / "w.pt", network(1), "again")
     assert train.load_model(tmp_path / "w.pt", network()) == "again"
+    assert {file.name for file in tmp_path.iterdir()} == {train.CHECKPOINT, "w.pt"}
 
 
 def test_a_checkpoint_that_is_cut_off_can_be_overwritten(trained, tmp_path):

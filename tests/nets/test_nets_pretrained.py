@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
 from wflow._core.files import locked, own_folder  # noqa: E402
-from wflow.nets import pretrained  # noqa: E402
+from wflow.nets import files, pretrained  # noqa: E402
 
 FILES = {"config.json", "model.safetensors"}
 
@@ -160,8 +160,8 @@ def test_saves_to_one_folder_at_once_leave_one_of_them(tmp_path, monkeypatch, tr
 
 
 def test_a_save_does_not_wait_for_another_one_for_ever(saved, monkeypatch):
-    monkeypatch.setattr(pretrained, "_PATIENCE", 0.05)
-    with locked(saved, pretrained._LOCK), refused(str(saved)):
+    monkeypatch.setattr(files, "PATIENCE", 0.05)
+    with locked(saved, f"model.safetensors{files.LOCK}"), refused(str(saved)):
         gpt(depth=1).save_pretrained(saved)
     assert len(nets.GPT.from_pretrained(saved).body) == 2
 
@@ -213,11 +213,15 @@ def edited(folder, **changes):
         (lambda f: (f / "model.safetensors").write_bytes(b"x"), "SHA-256"),
     ],
 )
-def test_a_folder_that_cannot_be_read_is_refused_by_name(saved, damage, match):
+def test_a_folder_that_cannot_be_read_is_read_once_and_refused_by_name(
+    saved, damage, match, monkeypatch
+):
     damage(saved)
+    read, calls = pretrained._read, []
+    monkeypatch.setattr(pretrained, "_read", lambda *given: calls.append(given) or read(*given))
     with refused(match) as caught:
         nets.GPT.from_pretrained(saved)
-    assert str(saved) in str(caught.value)
+    assert str(saved) in str(caught.value) and len(calls) <= 1
 
 
 def test_a_network_without_a_configuration_is_refused_before_anything_is_written(tmp_path):

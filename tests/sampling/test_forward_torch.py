@@ -113,3 +113,12 @@ def test_shapes_are_known_without_values(name):
     assert values.shape == w.shape and values.is_meta
     slope = pullback(torch.tensor(w, device="meta"))
     assert slope.shape == x.shape and slope.is_meta
+
+
+def test_an_array_is_copied_to_a_device_once_and_again_where_it_is_another():
+    model, at = Elliptic(3, 4, cells=8), torch.ones(1, 3)
+    one, single = model.evaluate_torch(at.double())[0], model._on_device("matrix", at)
+    assert single.dtype == torch.float32 and model._on_device("matrix", at) is single
+    model.matrix = 2 * model.matrix
+    assert torch.equal(model.evaluate_torch(at.double())[0], 2 * one)
+    assert model._on_device("matrix", at) is not single

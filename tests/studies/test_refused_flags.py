@@ -79,7 +79,11 @@ REFUSED = {
     },
     "rwpo_operator": {"--only kernel": "--only", "--cells 8": "--cells is 8"},
     "rwpo_sampler": {"--budgets 5 10": "3 or more"},
-    "shakespeare_gpt": {"--data ''": "--data", "--share 0": "--share is 0"},
+    "shakespeare_gpt": {
+        "--data ''": "--data",
+        "--share 0": "--share is 0",
+        "--beginning 1951": "--beginning 1951",
+    },
     "shakespeare_words": {"--only node": "--only", "--parts 3": "--parts"},
     "spectrum": {"--dims 2": "--dims is 2", "--t-final 5": "--t-final is 5"},
     "stability_tokens": {"--eps 1e-18": "--eps has 1e-18"},

@@ -163,6 +163,18 @@ def test_findings_are_decided_by_the_numbers():
     assert len(found(**nothing)) == 6
 
 
+def test_an_encoder_is_named_without_its_place():
+    pytest.importorskip("sacrebleu")
+    pytest.importorskip("sacremoses")
+    given = results()
+    for records in given.records.values():
+        for record in records:
+            record["skipped"] = 0
+    flags = study.ShakespeareWords.of("cpu", encoder="/home/me/some_package/model")
+    said = texts.scored(flags, given, {})
+    assert "with some_package/model." in said and "/home" not in said and "BERT-F1" in said
+
+
 def ablation(names, finals, baseline=3.0):
     """Records of an ablation."""
     pairs = {"baseline": baseline} | dict(zip(names, finals, strict=True))

@@ -1,12 +1,16 @@
 """Files that networks and trainings write: replaced whole, and only where wflow wrote them."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wflow._core.errors import InputError
-from wflow._core.files import kind_of_file, opened, replace_file
+from wflow._core.files import kind_of_file, locked, opened, remove_drafts, replace_file
+
+LOCK = ".lock.new"  # ending; a training locks its folder, and saves into it do not wait for it
+PATIENCE = 600.0  # seconds; a save takes some
 
 
 class Kind(NamedTuple):
@@ -68,9 +72,40 @@ def replace(path: Path, kind: Kind, writer: Callable[[Path], Any]) -> None:
     check_replaceable(path, kind)
     try:
         replace_file(path, writer)
-    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    except (OSError, RuntimeError) as error:
+        # On a full disk torch raises a RuntimeError behind the error of the disk, and HDF5 an
+        # OSError with a report of several lines.
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        number = getattr(cause, "errno", None)
+        reason = os.strerror(number) if number else str(error).splitlines()[0]
         raise InputError(
             f"cannot write {path}: {reason}; the earlier file is kept: free space or choose "
             "another path, and resume a training by resume=True"
         ) from None
+
+
+@contextmanager
+def in_turn(path: Path, names: Iterable[str]) -> Iterator[None]:
+    """Let processes that save to a path do so in turn, and remove what killed ones left.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its folder is made where it is missing.
+    names : iterable of str
+        Files in its folder whose drafts are removed in the end.
+
+    Raises
+    ------
+    InputError
+        Where the folder cannot be written, and where another process does not end its save.
+    """
+    folder = path.parent
+    try:
+        with locked(folder, f"{path.name}{LOCK}", patience=PATIENCE):
+            yield
+            remove_drafts(folder, names)
+    except OSError as error:
+        busy = isinstance(error, BlockingIOError)
+        reason = "another process has been saving to it" if busy else error.strerror
+        raise InputError(f"cannot write into {folder}: {reason}; choose another") from None

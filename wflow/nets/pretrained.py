@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
 from wflow._core.extras import required
-from wflow._core.files import locked, opened, read_object, read_whole, remove_drafts
+from wflow._core.files import opened, read_object, read_whole
 from wflow._version import __version__
 from wflow.nets import registry
-from wflow.nets.files import Kind, check_replaceable, marked, replace
+from wflow.nets.files import Kind, check_replaceable, in_turn, marked, replace
 from wflow.nets.registry import N
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -36,9 +36,7 @@ _KINDS = {
 }
 _SAVED = "a folder of save_pretrained"
 _AGAIN = "get the folder again, or save the network again"
-_LOCK = f"{WEIGHTS}.lock.new"  # a training has the lock of its folder, and saves do not wait for it
 _LIBRARY = "safetensors.torch", "nets", "folders of networks"
-_PATIENCE = 600.0  # seconds; a save takes some
 
 
 class Pretrained(nn.Module):
@@ -112,19 +110,14 @@ class Pretrained(nn.Module):
         digest = hashlib.sha256(data).hexdigest()
         whole = {"format": _FORM, "wflow": __version__, **config, "sha256": digest}
         text = json.dumps(whole, indent=2) + "\n"
-        try:
-            with locked(folder, _LOCK, patience=_PATIENCE):
-                for name, kind in _KINDS.items():
-                    check_replaceable(folder / name, kind)
-                fresh = _fresh(folder, digest)
-                replace(fresh, _KINDS[WEIGHTS], lambda draft: draft.write_bytes(data))
-                replace(folder / CONFIG, _KINDS[CONFIG], lambda draft: draft.write_text(text))
-                os.replace(fresh, folder / WEIGHTS)
-                remove_drafts(folder, _KINDS)  # last: weights of a killed save are among them
-        except OSError as error:
-            busy = isinstance(error, BlockingIOError)
-            reason = "another process has been saving to it" if busy else error.strerror
-            raise InputError(f"cannot write into {folder}: {reason}; choose another") from None
+        # Drafts are removed last: the weights of a killed save are among them.
+        with in_turn(folder / WEIGHTS, _KINDS):
+            for name, kind in _KINDS.items():
+                check_replaceable(folder / name, kind)
+            fresh = _fresh(folder, digest)
+            replace(fresh, _KINDS[WEIGHTS], lambda draft: draft.write_bytes(data))
+            replace(folder / CONFIG, _KINDS[CONFIG], lambda draft: draft.write_text(text))
+            os.replace(fresh, folder / WEIGHTS)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
@@ -157,9 +150,23 @@ class Pretrained(nn.Module):
         False
         """
         folder = path_of(folder, "folder")
-        with suppress(InputError):
+        before = _versions(folder)
+        try:
             return _read(folder, cls)
-        return _read(folder, cls)  # again, where a save replaced the files meanwhile
+        except InputError:
+            if _versions(folder) == before:
+                raise
+        return _read(folder, cls)  # again, for a save replaced the files meanwhile
+
+
+def _versions(folder: Path) -> list[tuple[int, int] | None]:
+    """What is another after a save to a folder, of each file; None for a missing one."""
+    found: list[tuple[int, int] | None] = [None] * len(_KINDS)
+    for k, name in enumerate(_KINDS):
+        with suppress(OSError):
+            file = os.stat(folder / name)
+            found[k] = file.st_ino, file.st_mtime_ns
+    return found
 
 
 def _read(folder: Path, cls: type[N]) -> N:

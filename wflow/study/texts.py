@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -165,6 +166,13 @@ def training(
     betas: tuple[float, float],
 ) -> Run:
     """AdamW on random crops at a rate that falls to a tenth, as nanoGPT trains."""
+    longest = len(text.test)
+    if flags.beginning + flags.continuation > longest:  # refused now, not after the training
+        raise InputError(
+            f"--beginning {flags.beginning} --continuation {flags.continuation} are a passage of "
+            f"{flags.beginning + flags.continuation} tokens: expected at most {longest}, those of "
+            "the test text"
+        )
     objective = NextToken(
         2 * lam,  # the published cost has no 1/2
         scale=flags.parts if flags.published else 1.0,
@@ -343,10 +351,14 @@ def scored(flags: TextFlags, results: Results, published: Published) -> str:
         f"{TEMPERATURE:g} among the {TOP_K} likeliest. BLEU: "
         f"{nets.metrics.signature()}; ROUGE: F-measures with stemming; "
     )
-    lead += (
-        f"BERTScore: {encoder}."
-        if encoder
-        else "BERTScore: not measured, it needs an encoder (--encoder roberta-large)."
-    )
+    if encoder is None:
+        lead += "BERTScore: not measured, it needs an encoder (--encoder)."
+    else:  # of a folder two parts: more than `model`, and nothing of the machine
+        lead += f"BERTScore: with {'/'.join(Path(encoder).parts[-2:])}."
+        if published:
+            lead += (
+                " [OTT] does not name its encoder: compare the order of the models, not the "
+                "numbers of different encoders."
+            )
     lead += f" Pairs with an empty text, skipped: {skipped}."
     return f"{lead}\n\n{markdown_table(table)}"

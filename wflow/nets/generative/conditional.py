@@ -156,10 +156,12 @@ class ReverseKL:
                 raise InputError(
                     f"{name} has shape {tuple(given.shape)}: expected (n, {columns}), with one n"
                 )
-        if not bool(torch.isfinite(y).all()):
-            raise InputError("y is not finite: expected finite data")
         found = model.generate(torch.randn_like(x), features, **options)
-        if not bool(torch.isfinite(found.x).all()):
+        both = torch.stack([torch.isfinite(each).all() for each in (y, found.x)])
+        given, made = both.tolist()  # the device is waited for once
+        if not given:
+            raise InputError("y is not finite: expected finite data")
+        if not made:
             raise InputError(
                 "samples of the flow are not finite: lower the rate, clip the gradient, or begin "
                 "with the likelihood of joint pairs"

@@ -39,7 +39,7 @@ from wflow._core.errors import InputError
 from wflow._core.files import check_zip, open_hdf5, opened, own_folder
 from wflow.nets import registry
 from wflow.nets.checks import load_tensors, module
-from wflow.nets.files import Kind, check_replaceable, marked, replace
+from wflow.nets.files import Kind, check_replaceable, in_turn, marked, replace
 from wflow.nets.registry import N
 from wflow.nets.training.history import METRICS, METRICS_JSON
 from wflow.runs.read import differences
@@ -65,7 +65,7 @@ def save_model(
     ----------
     path : str or Path
         File; an earlier one of this function is replaced when the new one is whole, and nothing
-        else is.
+        else is. Drafts of it that a killed process left are removed.
     model : torch.nn.Module
         The network; its `state_dict` is written, and the SHA-256 of the file.
     description : mapping or str, default ""
@@ -92,7 +92,12 @@ def save_model(
         words = json.dumps(description)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the description cannot be written as JSON: {error}") from None
-    _write(path, MODEL, _content("wflow-model/4", model, words))
+    if not path.parent.is_dir():  # which the lock would make
+        raise InputError(
+            f"cannot write {path}: {path.parent} is no folder; make it, or choose another"
+        )
+    with in_turn(path, [path.name]):
+        _write(path, MODEL, _content("wflow-model/4", model, words))
 
 
 def load_model(path: str | Path, model: nn.Module) -> Any:

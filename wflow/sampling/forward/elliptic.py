@@ -135,5 +135,5 @@ class Elliptic(ForwardModel):
         return x @ self.matrix.T, lambda w: w @ self.matrix
 
     def evaluate_torch(self, x: Tensor) -> tuple[Tensor, TensorPullback]:
-        matrix = x.new_tensor(self.matrix)
+        matrix = self._on_device("matrix", x)
         return x @ matrix.T, lambda w: w @ matrix

@@ -119,6 +119,9 @@ class Impedance(ForwardModel):
         self._first = np.concatenate([cell[:-1].ravel(), cell[:, :-1].ravel()])
         self._second = np.concatenate([cell[1:].ravel(), cell[:, 1:].ravel()])
         self._border = np.concatenate([cell[:, 0], cell[-1], cell[::-1, -1], cell[0, ::-1]])
+        # The four faces of each cell: one order of their sum on every device.
+        around = np.concatenate([self._first, self._second, self._border])
+        self._around = np.argsort(around, kind="stable").reshape(n, n, 4)
         if basis is None:
             at = _points((np.arange(rows) + 0.5) / rows, (np.arange(columns) + 0.5) / columns)
             size = positive(scale, "scale")
@@ -211,8 +214,9 @@ class Impedance(ForwardModel):
         import torch
 
         rows, patterns, electrodes = len(x), self.patterns, self.electrodes
-        basis, f = x.new_tensor(self._basis), x.new_tensor(self._voltages)
-        unit = torch.eye(electrodes).to(x).repeat_interleave(len(f) // electrodes, 0)
+        basis, f, border = (self._on_device(name, x) for name in ("_basis", "_voltages", "_border"))
+        unit = torch.eye(electrodes, dtype=x.dtype, device=x.device)
+        unit = unit.repeat_interleave(len(f) // electrodes, 0)
         inner = len(self._first)
         sigma = torch.exp(x @ basis.T)  # (rows, faces)
         known = torch.all((sigma > 1e-30) & (sigma < 1e30), 1, keepdim=True)
@@ -222,7 +226,7 @@ class Impedance(ForwardModel):
         u, units = solved.split([patterns, electrodes], -1)
 
         def at_border(inside: Tensor) -> Tensor:
-            return inside.flatten(1, 2)[:, self._border]
+            return inside.flatten(1, 2)[:, border]
 
         drop = 2 * (f - at_border(u))  # (rows, boundary, patterns)
         currents = (sigma[:, inner:, None] * drop).unflatten(1, (electrodes, -1)).sum(2)
@@ -253,12 +257,9 @@ class Impedance(ForwardModel):
         across, along = sigma[:, :inner].chunk(2, 1)
         across, along = across.unflatten(1, (n - 1, n, 1)), along.unflatten(1, (n, n - 1))
         outer = 2 * sigma[:, inner:]
-        # The four faces of each cell: one order of their sum on every device.
-        ends = np.concatenate([self._first, self._second, self._border])
-        faces = np.argsort(ends, kind="stable").reshape(n, n, 4)
-        around = torch.cat([sigma[:, :inner], sigma[:, :inner], outer], 1)
-        diagonal = around[:, faces].sum(-1)
-        border = torch.as_tensor(self._border, device=sigma.device)
+        ends = torch.cat([sigma[:, :inner], sigma[:, :inner], outer], 1)
+        diagonal = ends[:, self._on_device("_around", sigma)].sum(-1)
+        border = self._on_device("_border", sigma)
         solved = sigma.new_zeros(len(sigma), n * n, given.shape[1])
         solved = solved.index_add_(1, border, outer[..., None] * given).unflatten(1, (n, n))
         inverses: list[Tensor] = []

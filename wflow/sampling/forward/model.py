@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +13,7 @@ from wflow._core.checks import reals, shown, whole
 from wflow._core.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 FloatArray = NDArray[np.float64]
@@ -57,7 +59,7 @@ class ForwardModel:
     outputs: int
 
     def evaluate(self, x: FloatArray) -> tuple[FloatArray, Pullback]:
-        """Return the outputs of checked parameters, and the adjoint of the derivative there.
+        """Compute F(x) and prepare DF(x)^T: what a custom model defines and `linearise` checks.
 
         Parameters
         ----------
@@ -76,7 +78,9 @@ class ForwardModel:
     def evaluate_torch(self, x: Tensor) -> tuple[Tensor, TensorPullback]:
         """Return what `evaluate` returns, as tensors on the device of the parameters.
 
-        A model that does not override it is evaluated by NumPy on the CPU.
+        A model that does not override it is evaluated by NumPy on the CPU. Gradients are not
+        recorded where `nets.generative.ReverseKL` calls it and the pullback: one that takes
+        derivatives by autograd does so within `torch.enable_grad`.
 
         Parameters
         ----------
@@ -102,6 +106,20 @@ class ForwardModel:
                 return x.new_tensor(pull(w.cpu().double().numpy()))
 
         return x.new_tensor(values), pullback
+
+    def _on_device(self, name: str, like: Tensor) -> Tensor:
+        """Return an array of the model on the device of a tensor, and in its precision.
+
+        It is copied there once: a copy from the CPU makes the device wait.
+        """
+        import torch
+
+        array, known = getattr(self, name), _COPIES.setdefault(self, {})
+        key = name, like.device, like.dtype
+        if key not in known or known[key][0] is not array:
+            copy = torch.as_tensor(array, device=like.device)
+            known[key] = array, copy.to(like) if copy.is_floating_point() else copy
+        return known[key][1]
 
     def __call__(self, x: ArrayLike) -> FloatArray:
         """Return the outputs of parameters.
@@ -230,3 +248,9 @@ class ForwardModel:
                 "parameters near the prior, or refine the scheme"
             )
         return found
+
+
+# Of each model: name, device and precision -> the array, and its copy there.
+_COPIES: WeakKeyDictionary[
+    ForwardModel, dict[tuple[str, torch.device, torch.dtype], tuple[NDArray[Any], Tensor]]
+] = WeakKeyDictionary()

@@ -67,7 +67,7 @@ def test_frames_are_those_of_a_figure_drawn_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_tokens_behind_the_sphere_are_paler() -> None:
-    playing = plots.animate(solved(n=40), colour="black")
+    playing = plots.animate(solved(n=40), color="black")
     dots = playing._fig.axes[0].collections[0]
     playing._func(0)
     shade = dots.get_facecolors()[:, 0]
@@ -78,11 +78,14 @@ def test_tokens_behind_the_sphere_are_paler() -> None:
 def test_every_token_may_have_its_colour() -> None:
     run = solved(d=2)
     colours = [f"#{20 * k:02x}0000" for k in range(12)]
-    dots = plots.animate(run, colour=colours)._fig.axes[0].collections[0]
+    dots = plots.animate(run, color=colours)._fig.axes[0].collections[0]
     np.testing.assert_allclose(dots.get_facecolors()[:, 0], np.arange(12) * 20 / 255)
+    by_cluster = plots.animate(run, color="cluster")._fig.axes[0].collections[0]
+    count = wflow.clusters.labels(run.tokens.values[0, -1], scale=0.2).max() + 1
+    assert len(np.unique(by_cluster.get_facecolor()[:, :3], axis=0)) == min(count, 10)
     for given in ("no colour", colours[:5], None):
         with pytest.raises(InputError, match="12 colours"):
-            plots.animate(run, colour=given)
+            plots.animate(run, color=given)
 
 
 def test_tokens_and_snapshots_left_out_are_counted_in_the_title(monkeypatch):

@@ -27,7 +27,7 @@ from wflow.plots.figure import (
     style,
     time_axis,
 )
-from wflow.plots.tokens import by_depth, disc, globe, paler, principal_axes, view
+from wflow.plots.tokens import by_depth, colours_by, disc, globe, paler, principal_axes, view
 from wflow.runs.results import DRAFT
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def animate(
     frames: int | None = None,
     fps: float = 20.0,
     dpi: float = 100.0,
-    colour: Any = _NEAR,
+    color: Any = _NEAR,
 ) -> "FuncAnimation":
     """Animate tokens, or the density, of one path through the snapshots, the energy beside them.
 
@@ -74,8 +74,10 @@ def animate(
         Frames per second.
     dpi : float, default: 100.0
         Pixels per inch of a frame of 7.2 by 3.7 inches.
-    colour : color or sequence of color, default: "#082860"
-        Colour of Matplotlib for all tokens, or one for each of the n tokens.
+    color : {"cluster", "start"}, color or sequence of color, default: "#082860"
+        Colour of the tokens: of their clusters at the last snapshot, by single linkage at 0.2 rad;
+        of where they are at the first; or a colour of Matplotlib for all tokens, or one for each
+        of the n tokens.
 
     Returns
     -------
@@ -127,7 +129,12 @@ def animate(
     else:
         time, clouds, note = _chosen(run, path, frames or MAX_FRAMES)
         n = run.sizes["token"]
-        colours = _colours(colour, n)[evenly(n, MAX_TOKENS)]
+        if isinstance(color, str) and color in ("cluster", "start"):
+            stored = snapshots(run, "tokens", path)[1].values
+            colours = colours_by(color, stored[0], stored[-1])[0]
+        else:
+            colours = _colours(color, n)
+        colours = colours[evenly(n, MAX_TOKENS)]
 
         def start(axis: "Axes") -> tuple[list[Any], Callable[[int], None]]:
             dots, move = _tokens(axis, clouds[0], colours, run.sizes["axis"])
@@ -160,18 +167,18 @@ def _chosen(run: "Dataset", path: Any, frames: int) -> tuple[NDArray, NDArray, s
     return time, clouds, "; ".join(note)
 
 
-def _colours(colour: Any, n: int) -> NDArray:
+def _colours(color: Any, n: int) -> NDArray:
     """Return colours (n, 3) of the tokens on the near side."""
     from matplotlib.colors import to_rgba_array
 
     try:
-        given = to_rgba_array(colour)[:, :3]
+        given = to_rgba_array(color)[:, :3]
     except (TypeError, ValueError):
         given = np.empty((0, 3))
     if len(given) not in (1, n) or not len(given):
         raise InputError(
-            f"colour is {shown(colour)}: expected a colour of Matplotlib, such as '#082860', or a "
-            f"list of {n} colours, one for each token"
+            f"color is {shown(color)}: expected 'cluster', 'start', a colour of Matplotlib, such "
+            f"as '#082860', or a list of {n} colours, one for each token"
         )
     return np.broadcast_to(given, (n, 3))
 

@@ -1,4 +1,4 @@
-"""Command lines: what `tyro` reads of them, and names of files and folders."""
+"""Command lines: how `tyro` reads them, and names of files and folders."""
 
 import io
 import os
@@ -58,7 +58,7 @@ def shown_as(metavar: str, default: str) -> Any:
 
 
 def read_words(kind: Any, words: Sequence[str], **options: Any) -> Any:
-    """Read a command line by `tyro.cli`; its messages quote words that can be printed, and short.
+    """Read a command line by `tyro.cli`; messages quote words in short and printable form.
 
     Parameters
     ----------
@@ -86,13 +86,13 @@ def read_words(kind: Any, words: Sequence[str], **options: Any) -> Any:
 
 
 def _shown(word: str) -> str:
-    """Return a word as a message can quote it."""
+    """Return a word in the form in which messages quote it."""
     word = printable(word, lines=False)
     return word if len(word) <= _SHOWN else f"{word[:_SHOWN]}..."
 
 
 def check_folder(name: str | Path | None, flag: str) -> None:
-    """Refuse a folder of data that is named and does not exist, whether it is read or not.
+    """Refuse a folder of data that is given and does not exist, whether it is read or not.
 
     Raises
     ------

@@ -178,7 +178,7 @@ def _read(folder: Path, cls: type[N]) -> N:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Configuration in a folder: of `save_pretrained`, or of another program.
+    """Read the configuration in a folder: of `save_pretrained`, or of another program.
 
     Raises
     ------
@@ -189,7 +189,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
-    """Tensors of a safetensors file by name.
+    """Read the tensors of a safetensors file by name.
 
     Parameters
     ----------

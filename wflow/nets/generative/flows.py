@@ -35,7 +35,7 @@ __all__ = ["Generated", "Likelihood", "OTFlow", "ToBase", "log_normal"]
 
 
 class ToBase(NamedTuple):
-    r"""Points at the base of a flow, with what was summed on the path there.
+    r"""Points at the base of a flow, with integrals along the path to it.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class ToBase(NamedTuple):
 
 
 class Generated(NamedTuple):
-    r"""Samples of a flow, with what was summed on the path from the base.
+    r"""Samples of a flow, with integrals along the path from the base.
 
     Parameters
     ----------

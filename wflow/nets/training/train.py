@@ -239,7 +239,7 @@ class TrainConfig:
 
 
 class Method:
-    """A way of training whose steps are not those of an optimiser along a gradient.
+    """Training method whose steps are not those of an optimiser along a gradient.
 
     `TrainConfig` takes one as its optimizer; checkpoints, history and progress stay as they are.
     """
@@ -248,7 +248,7 @@ class Method:
     """Processes that take the steps; more than one import the script that starts them."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Settings for JSON, with the name of the method."""
+        """Return the settings for JSON, with the name of the method."""
         raise NotImplementedError
 
     def check(self, config: TrainConfig) -> None:
@@ -257,7 +257,7 @@ class Method:
     def learner(
         self, model: nn.Module, objective: "Objective", config: TrainConfig, processes: Processes
     ) -> "Learner":
-        """Make what takes the steps; parameters as for `Learner`."""
+        """Return the learner, which computes the steps; parameters as for `Learner`."""
         raise NotImplementedError
 
 
@@ -357,7 +357,7 @@ class TransportObjective:
 
 
 def objective(loss_fn: Callable[[Tensor, Tensor], Tensor], weight: float = 0.0) -> Objective:
-    """Make the objective loss_fn(output, targets) + weight * cost [1]_.
+    """Return the objective loss_fn(output, targets) + weight * cost [1]_.
 
     Parameters
     ----------
@@ -398,7 +398,7 @@ def objective(loss_fn: Callable[[Tensor, Tensor], Tensor], weight: float = 0.0) 
 
 
 def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy over all samples and tokens.
+    """Return the mean cross-entropy over all samples and tokens.
 
     Parameters
     ----------
@@ -451,7 +451,7 @@ TRAINING, EVALUATION = 0, 1  # purposes of random numbers
 
 
 class Learner:
-    """A network and what takes its steps, over all processes.
+    """A network and the rule that computes its steps, over all processes.
 
     Parameters
     ----------
@@ -493,7 +493,7 @@ class Learner:
         )
 
     def step(self, number: int, batch: tuple[Tensor, ...], *, local: bool = False) -> Tensor:
-        """Take a step with a global batch.
+        """Compute a step with a global batch.
 
         Its random numbers depend on (seed, number, process) alone, so that they are the same
         after a resume and whatever was evaluated before.
@@ -521,11 +521,11 @@ class Learner:
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the weights."""
+        """Return the state of a checkpoint beside the weights."""
         raise NotImplementedError
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take over the state from a checkpoint.
+        """Restore the state from a checkpoint.
 
         Parameters
         ----------
@@ -540,18 +540,18 @@ class Learner:
         raise NotImplementedError
 
     def notes(self) -> dict[str, str]:
-        """Further attributes of the history."""
+        """Return further attributes of the history."""
         return {}
 
     def close(self) -> None:
-        """Give back what is held, at the end of a training."""
+        """Release resources at the end of a training."""
 
     def finite(self) -> bool:
-        """Whether all weights are finite."""
+        """Return whether all weights are finite."""
         return bool(torch.stack([p.isfinite().all() for p in self.parameters]).all())
 
     def values(self, loss: Loss) -> Tensor:
-        """The numbers of a loss: (1 + parts,), float64, on the device."""
+        """Return the numbers of a loss: (1 + parts,), float64, on the device."""
         if not isinstance(loss, Loss) or loss.total.ndim:
             raise InputError(
                 "the objective returned no Loss(total, parts) with a total of one number: return "
@@ -592,7 +592,7 @@ class GradientLearner(Learner):
         self.optimizer.zero_grad(set_to_none=True)  # left by a caller, or by a crash
 
     def step(self, number: int, batch: tuple[Tensor, ...], *, local: bool = False) -> Tensor:
-        """As for `Learner`."""
+        """Compute a step as `Learner` does."""
         config, processes = self.config, self.processes
         redraw(config.seed, TRAINING, number, processes.rank)
         for group in self.optimizer.param_groups:
@@ -621,11 +621,11 @@ class GradientLearner(Learner):
         return torch.cat([mean, norm.detach().to(mean).reshape(1)])
 
     def state(self) -> dict[str, Any]:
-        """State of the optimiser: its running means, by the number of the parameter."""
+        """Return the state of the optimiser: its running means, by the number of the parameter."""
         return self.optimizer.state_dict()
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """As for `Learner`: the running means of the optimiser."""
+        """Restore the running means of the optimiser, as `Learner` does."""
         own = self.optimizer.state_dict()["param_groups"]
         places = [p for group in self.optimizer.param_groups for p in group["params"]]
         states = saved["state"]
@@ -639,7 +639,7 @@ class GradientLearner(Learner):
 
     @contextmanager
     def _compiled_blocks(self) -> Iterator[None]:
-        """Compiled blocks in place of the plain ones for a step, forward and backward.
+        """Replace blocks by compiled ones in a step, forward and backward.
 
         Only then: compiled code does not see the hooks by which a network is inspected later.
         """
@@ -677,7 +677,7 @@ _READ_EVERY = 10  # steps between readings on a GPU: each waits for the GPU
 
 
 class NonFiniteLossError(WflowError, ArithmeticError):
-    """A loss, a gradient or a weight was infinite or NaN; the checkpoint was left as it was.
+    """Error: a loss, a gradient or a weight was infinite or NaN; the checkpoint is unchanged.
 
     Attributes
     ----------
@@ -917,7 +917,7 @@ class _Run:
                 return
 
     def dataset(self) -> "Dataset":
-        """What was recorded."""
+        """Return the recorded history."""
         attrs = {
             "label": self.label,
             "config": json.dumps(self.identity),
@@ -927,7 +927,7 @@ class _Run:
         return self.history.dataset(attrs | self.learner.notes())
 
     def _step(self) -> Tensor:
-        """Take a step with the next batch."""
+        """Compute a step with the next batch."""
         source, processes = self.source, self.processes
         share = self.config.batch // (processes.count if source.local else 1)
         loaded = isinstance(source, Loaded)
@@ -1016,7 +1016,7 @@ class _Run:
         replace(self.folder / METRICS_JSON, KINDS[METRICS_JSON], write)
 
     def _not_finite(self, what: str, step: int) -> NonFiniteLossError:
-        """The error for a step whose numbers are recorded."""
+        """Return the error for a step whose numbers are recorded."""
         numbers = dict(zip(self.history.columns, self.history.rows[step], strict=True))
         loss, norm = numbers["loss"], numbers["gradient_norm"]
         kept = "" if self.folder is None else f"; what {self.folder} held is kept"

@@ -267,8 +267,8 @@ class Run:
     def join(self) -> None:
         """Write the run file from its parts, and remove them.
 
-        Every variable has the bits of a run by one process. The file appears under its name when it
-        is whole; if the process is killed before that, the parts are joined again.
+        Every variable is bitwise identical to that of a run by one process. The file gets its name
+        when it is complete; if the process is killed before that, the parts are joined again.
 
         Raises
         ------

@@ -405,7 +405,7 @@ class HeadLaw(Described):
         Raises
         ------
         InputError
-            By laws with matrices of their own; the base class accepts everything.
+            By laws with separate matrices; the base class accepts everything.
         """
 
     def to_config(self) -> dict[str, Any]:

@@ -112,8 +112,8 @@ class Problem:
     def part(self, first: int, last: int) -> Problem:
         """Return the problem of the paths first <= p < last, with the tokens of all of them kept.
 
-        The sum over paths in `tokens_mean` has the bits of the whole run only if it is made from
-        the tokens of single paths, in their order.
+        The sum over paths in `tokens_mean` is bitwise identical to that of the whole run only if
+        it is computed from the tokens of single paths, in their order.
         """
         count = last - first
         heads = self.save.heads and any(first <= path < last for path in self.save.paths)

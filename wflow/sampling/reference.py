@@ -3,8 +3,8 @@
 `bayesian_lasso` is the Gibbs sampler of a linear model with a Laplace prior, `pcn` serves priors
 that are maps of a Gaussian, `metropolis` any density (with its gradient, if given), `tempered` is
 sequential Monte Carlo from the prior, for posteriors with several modes. `r_hat` and `ess` judge
-the chains. Every chain has a generator of its own, spawned from the seed, and all sums are made in
-a fixed order: the numbers do not depend on the number of threads.
+the chains. Every chain has a separate generator, spawned from the seed, and all sums are computed
+in a fixed order: the numbers do not depend on the number of threads.
 """
 
 from __future__ import annotations

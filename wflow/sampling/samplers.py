@@ -229,7 +229,7 @@ def myula(
 ) -> xarray.Dataset:
     r"""Sample by the Moreau-Yosida regularised unadjusted Langevin algorithm.
 
-    Every token is a Markov chain of its own.
+    Every token is a separate Markov chain.
 
     Parameters
     ----------
@@ -350,7 +350,7 @@ def ula(
 ) -> xarray.Dataset:
     r"""Sample by the unadjusted Langevin algorithm.
 
-    Every token is a Markov chain of its own.
+    Every token is a separate Markov chain.
 
     Parameters
     ----------

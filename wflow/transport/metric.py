@@ -918,7 +918,7 @@ def _distance(
             RuntimeWarning,
             stacklevel=3,
         )
-    extrapolated = None  # not NaN, which would go on in silence
+    extrapolated = None  # not NaN, which would spread in silence
     if len(actions) > 1:
         extrapolated = math.sqrt(max(0.0, (4 * actions[-1] - actions[-2]) / 3))
     return Distance(

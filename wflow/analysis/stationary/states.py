@@ -523,7 +523,7 @@ def density(
         steps += further
         if error <= tolerance or steps >= rounds or not math.isfinite(error):
             break
-        # Where two densities have just merged, Newton's method stops and the map goes on.
+        # Where two densities have just merged, Newton's method stops and the map continues.
         p = _iterated(equation, p, kappa, tolerance)
     if not error <= max(tolerance, 1e-9):
         raise WflowError(

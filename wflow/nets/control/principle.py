@@ -280,9 +280,9 @@ def gradients(
 
     Notes
     -----
-    Kept are the states, at all stages of a scheme, and the internals of one layer at a time:
-    neither the other layers' nor their graphs. The layers are computed once more for it, so that
-    those with a state of their own, such as batch normalisation, take it on twice. The formulas
+    The states at all stages of a scheme are kept, and the internals of one layer at a time. The
+    layers are computed again for it, so that layers with a state, such as batch normalisation,
+    update it twice. The formulas
     are those of `extremal`.
 
     Examples

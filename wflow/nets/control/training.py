@@ -102,9 +102,9 @@ class MSA(Method):
     r"""Method of successive approximations: each layer maximises its Hamiltonian [1]_.
 
     It is an `optimizer` of `wflow.nets.train.TrainConfig`. A step computes states and costates of
-    the batch, and lets each layer maximise its augmented Hamiltonian with these held fast, by a few
-    L-BFGS steps; layers that share weights maximise the sum, and opening and classifier are layers
-    of their own. The learning rate is not used.
+    the batch, and lets each layer maximise its augmented Hamiltonian with these fixed, by a few
+    L-BFGS steps; layers that share weights maximise the sum, and opening and classifier are
+    separate layers. The learning rate is not used.
 
     Parameters
     ----------

@@ -706,7 +706,7 @@ class SparseTransformerFlow(GradientFlow):
         return x - (shrunk - found.mean) / 2, found.log_det, found.error
 
     def _back(self, k: int, x: Tensor, y: Tensor | None, context: Tensor | None) -> "_Step":
-        """Step k on the way to the base."""
+        """Compute step k towards the base."""
         published, attracting = (self.convention == name for name in ("published", "attracting"))
         h, sign = self._h, 1.0 if published else -1.0
         log_det = x.new_zeros(len(x))
@@ -793,7 +793,7 @@ class SparseTransformerFlow(GradientFlow):
         return x, int(lost.sum())
 
     def _drifted(self, x: Tensor, y: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-        """Invert the drift of step k on the way to the base; and the rows without an inverse."""
+        """Invert the drift of step k towards the base; return also rows without an inverse."""
         h, t = self._h, (k - 1) * self._h
         if self.drift == "rk4":
             stages = self._stages(len(x), y)

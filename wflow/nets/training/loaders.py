@@ -13,7 +13,7 @@ order depends on generators. Here it becomes a function of the step as far as th
 - `set_epoch` of a sampler is called with the number of the epoch, as DistributedSampler needs it.
 
 Not reproduced are random numbers of other libraries that a data set draws in this process, those of
-persistent workers, which live on from epoch to epoch, and samplers with a state of their own.
+persistent workers, which survive from epoch to epoch, and samplers with another state.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ class Source(Protocol):
     def __call__(self, step: int, /) -> Any: ...
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of the source for JSON: the same for a training and its continuation."""
+        """Return settings that identify a training and its continuation, for JSON."""
 
     def state(self) -> dict[str, Any] | None:
         """Return what a checkpoint must hold of it, beside the number of steps."""

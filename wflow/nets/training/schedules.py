@@ -1,6 +1,6 @@
 """Learning-rate schedules: functions of the step, immutable and stored as JSON.
 
-A scheduler of torch is stepped through the whole training beforehand (`unrolled`).
+A scheduler of torch is stepped through the whole training in advance (`unrolled`).
 """
 
 import copy

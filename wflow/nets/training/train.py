@@ -775,13 +775,13 @@ def train(
 
     Notes
     -----
-    A training that was cut off and resumed has the bits of an unbroken one, wherever torch's own
-    operations are reproducible. With a DataLoader this holds for its order (sampler with or without
-    a generator, `set_epoch`), for what a data set draws from torch in this process or in workers
-    that are not persistent, and for NumPy's global numbers in such workers. The batches of the
-    epoch that were taken before are read again for it. It does not hold for a data set that draws
-    from NumPy or `random` in this process, for persistent workers, and for samplers with another
-    state of their own.
+    A training that was interrupted and resumed is bitwise identical to an uninterrupted one where
+    the operations of torch are reproducible. With a DataLoader this holds for its order (sampler
+    with or without a generator, `set_epoch`), for what a data set draws from torch in this process
+    or in workers that are not persistent, and for NumPy's global numbers in such workers. The
+    batches of the epoch that were taken before are read again for it. It does not hold for a data
+    set that draws from NumPy or `random` in this process, for persistent workers, and for samplers
+    with another state of their own.
 
     Examples
     --------

@@ -26,7 +26,7 @@ def _path_of(expected: str) -> Callable[[list[str]], Path]:
 
 
 def _path(metavar: str, expected: str) -> Any:
-    """Tell `tyro` how a path is read; an empty name is refused."""
+    """Return the rule by which `tyro` reads a path; an empty name is refused."""
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
@@ -53,7 +53,7 @@ Texts = Annotated[Path, _path("FOLDER", "the name of a folder or a file with tex
 
 
 def shown_as(metavar: str, default: str) -> Any:
-    """Tell `tyro` how `--help` shows a flag whose default is no value that it can print."""
+    """Return the rule by which `--help` shows a flag whose default `tyro` cannot print."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
 
 

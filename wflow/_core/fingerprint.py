@@ -180,7 +180,7 @@ def _declaration(value: Any) -> Declaration:
 
 
 def _changing(value: Any) -> str:
-    """Name the kind of an object that changes as it is used; "" for one that does not."""
+    """Return the kind of an object that changes as it is used; "" for other objects."""
     kinds = [np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random]
     if "torch" in sys.modules:
         kinds.append(sys.modules["torch"].Generator)

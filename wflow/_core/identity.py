@@ -107,7 +107,7 @@ class Registry(Generic[_T]):
         self._remedy += "wflow.solve with it"
 
     def register(self, cls: Any) -> Any:
-        """Make a class known by its name.
+        """Register a class under its name.
 
         Raises
         ------

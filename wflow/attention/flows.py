@@ -393,7 +393,7 @@ def as_flow(flow: Any) -> Flow:
 
 
 def register(cls: _Class) -> _Class:
-    """Make a class of flows known by its name; a decorator.
+    """Register a class of flows under its name; a decorator.
 
     `wflow.rerun` and `wflow.verify` make such flows again from a run file: by `from_config`, from
     what `to_config` returned when the run began. The code of the class is not in the file: a flow

@@ -1236,7 +1236,7 @@ _Law = TypeVar("_Law", bound=type[HeadLaw])
 
 
 def register(cls: _Law) -> _Law:
-    """Make a class of head laws known by its name; a decorator.
+    """Register a class of head laws under its name; a decorator.
 
     `wflow.rerun` and `wflow.verify` make such laws again from a run file: by `from_config`, from
     what `to_config` returned when the run began. The code of the class is not in the file: a law

@@ -209,7 +209,7 @@ class HeadProcess:
         return self._checked.values_within(t)
 
     def jump(self, step: int, t: float, dt: float) -> tuple[list[int], Matrices]:
-        """Make the jumps within the step from t to t + dt, right after it.
+        """Apply the jumps within the step from t to t + dt, right after it.
 
         Returns the places in the batch of the paths that jump, and the heads of all paths before.
         """
@@ -230,7 +230,7 @@ class HeadProcess:
         return list(after), before
 
     def advance(self, step: int, t: float, dt: float, scheme: Tableau) -> None:
-        """Take a whole step without tokens."""
+        """Compute a whole step without tokens."""
         move = self.begin(step, t, dt, scheme)
         for stage in range(1, scheme.stages):
             move.stage(*scheme.row(stage))

@@ -138,7 +138,7 @@ def output_of(value: Any) -> Tensor:
 
 @contextmanager
 def kept_modes(model: Any) -> Iterator[None]:
-    """Give every module in a network back the mode it had, a frozen part in evaluation too.
+    """Restore the mode of every module at the end of the block, also of frozen parts.
 
     Parameters
     ----------

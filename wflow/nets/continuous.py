@@ -193,7 +193,7 @@ class ContinuousTransformer(nn.Module):
         return self.t_final / self.steps
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Flow:
-        """Take hidden states from t = 0 to T.
+        """Integrate hidden states from t = 0 to T.
 
         Parameters
         ----------
@@ -427,7 +427,7 @@ class NodeTransformer(nn.Module):
             system.t_final = value
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Flow:
-        """Take hidden states through all systems.
+        """Integrate hidden states through all systems.
 
         Parameters
         ----------

@@ -222,7 +222,7 @@ class ConvexProblem:
         return operator_norm(self.output)
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
-        """Loss G(X, y) of every sample.
+        """Return the loss G(X, y) of every sample.
 
         Parameters
         ----------
@@ -239,7 +239,7 @@ class ConvexProblem:
         return self._value(self._states(x), self._targets(x, y))
 
     def _value(self, x: Tensor, y: Tensor) -> Tensor:
-        """The same of what is checked, which a derivative of it may be taken of."""
+        """Return the loss of checked states and targets, as a differentiable tensor."""
         logits = x @ self.output.T  # (..., c)
         if self.loss == "squared":
             return (logits - y).square().sum(-1) / 2

@@ -224,5 +224,5 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
 
 
 def _fresh(folder: Path, sha256: str) -> Path:
-    """Name of the weights with that digest until they replace the old ones."""
+    """Return a name for the weights with that digest until they replace the old ones."""
     return folder / f"{WEIGHTS}.{sha256[:16]}.new"

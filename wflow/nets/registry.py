@@ -296,7 +296,7 @@ def _network_of(config: Any, *inner: nn.Module) -> nn.Module:
 
 
 def _config_of(network: nn.Module) -> dict[str, Any]:
-    """Name and current arguments of one network, without its body."""
+    """Return name and current arguments of one network, without its body."""
     cls = type(network)
     if _CLASSES.get(cls.__name__) is not cls:
         raise InputError(

@@ -64,7 +64,7 @@ class Recorder:
         return step % self.problem.save.every == 0 or step == self.problem.steps
 
     def series(self, step: int, row: Terms) -> None:
-        """Keep the (path, time) quantities of a record time."""
+        """Record the (path, time) quantities of a record time."""
         record = -(-step // self.problem.save.every)
         if self._filled == 0:
             self._start = record
@@ -85,7 +85,7 @@ class Recorder:
             self._filled = 0
 
     def snapshot(self, step: int, x: NDArray, D: NDArray) -> None:
-        """Keep tokens and heads of the chosen paths, and the mean over all paths."""
+        """Record tokens and heads of the chosen paths, and the mean over all paths."""
         problem = self.problem
         at = self._snapshot_at.get(step)
         if at is None:
@@ -206,7 +206,7 @@ class Batch(driver.Solver):
         return step + 1
 
     def _jump(self, step: int, t: float, dt: float) -> None:
-        """Make the jumps of the heads from t to t + dt, and add the energy of those paths."""
+        """Apply the jumps of the heads from t to t + dt, and add the energy of those paths."""
         places, before = self.heads.jump(step, t, dt)
         if not places or not self.problem.save.budget:
             return

@@ -164,7 +164,7 @@ def history_of(file: h5py.File) -> str | None:
 
 
 def _such_as(summary: Path) -> str:
-    """Name a run file beside the summary of a study, if there is one."""
+    """Return text that names a run file beside the summary of a study, or ""."""
     for path in sorted(summary.parent.glob("*.h5")):
         with suppress(RunFileError), open_hdf5(path) as file:
             if file.attrs.get("schema") in READABLE:

@@ -140,7 +140,7 @@ def loss_on(
 
 
 def with_final_norm(net: nets.GPT, steps: int) -> nets.GPT:
-    """Make blocks and final norm together the velocity, as the published code with norms does.
+    """Combine blocks and final norm into the velocity, as the published code with norms does.
 
     The hidden states at the end time then go to the logits as they are. The number of parameters
     stays the same.

@@ -337,7 +337,7 @@ def _put(controls: Iterable[Tensor], values: Iterable[Tensor]) -> None:
 
 
 def _unbounded(group: Group) -> str:
-    """Name of a weight along whose gradient the Hamiltonian grows for ever, at a steady rate."""
+    """Return the name of a weight along whose gradient the Hamiltonian grows without bound."""
     with torch.enable_grad():
         found = torch.autograd.grad(group.value(), group.controls, allow_unused=True)
     for name, p, grad in zip(group.names, group.controls, found, strict=True):

@@ -509,7 +509,7 @@ class _Backward:
             self.by_controls[place], self.own[place] = total + grad, True
 
     def costate(self, a: Tensor) -> None:
-        """Note a costate."""
+        """Record a costate."""
         self.sizes.append(torch.linalg.vector_norm(a.detach()))
         if self.record is not None:
             self.record.cotangents.append(a.detach())

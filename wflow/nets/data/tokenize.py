@@ -374,7 +374,7 @@ def _learnt(library: Any, texts: list[str], vocabulary: int, lowercase: bool) ->
 
 
 def _key(texts: list[str], vocabulary: int, lowercase: bool) -> str:
-    """Name of what is learnt in the cache; by another version of the library it may be other."""
+    """Return the name of trained pairs in the cache, which depends on the library's version."""
     setting = [vocabulary, lowercase, version("tokenizers"), len(texts)]
     digest = hashlib.sha256(json.dumps(setting).encode())
     for text in texts:

@@ -105,7 +105,7 @@ class Generated(NamedTuple):
 
 
 def log_normal(z: Tensor) -> Tensor:
-    r"""Log density of the standard Gaussian, ``-|z|^2 / 2 - (d/2) log(2 pi)``.
+    r"""Return the log density of the standard Gaussian, ``-|z|^2 / 2 - (d/2) log(2 pi)``.
 
     Parameters
     ----------

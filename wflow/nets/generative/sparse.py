@@ -743,7 +743,7 @@ class SparseTransformerFlow(GradientFlow):
         return _Step(x - h * at.gradient, log_det, h * energy, h * residual, folded, error)
 
     def _moved(self, k: int, c: Tensor, y: Tensor | None) -> Tensor:
-        """Step k of a context, which is its own."""
+        """Compute step k of a context, which is its own context."""
         if self._attends(k):
             attracting = self.convention == "attracting"
             c = self._released(c, c) if attracting else c - self._layer(c, c).change / 2
@@ -838,7 +838,7 @@ class SparseTransformerFlow(GradientFlow):
         return implicit(found, jacobian, x - value)
 
     def _onwards(self, k: int, x: Tensor, y: Tensor | None, context: Tensor) -> "_Step":
-        """Step k to the data; what is defined by its inverse has an implicit derivative."""
+        """Compute step k to the data; a step defined by its inverse has an implicit derivative."""
         drift = self._drift_along if self.drift == "rk4" else self._drift_solved
         step = drift(k, x, y)
         if not self._attends(k):
@@ -874,7 +874,7 @@ class SparseTransformerFlow(GradientFlow):
         return _Step(x, -change, h * energy, h * residual, failed | turned, none)
 
     def _printed(self, k: int, x: Tensor, y: Tensor | None) -> "_Step":
-        """Step k of (22) to the data with the traces of (24), tokens being their own context."""
+        """Compute step k of (22) to the data with the traces of (24), by own contexts."""
         h = self._h
         at = self.potential.derivatives(x, (k - 1) * h, y)
         assert at.laplacian is not None

@@ -55,7 +55,7 @@ class History:
         self.places: list[str] = []
 
     def begin(self, parts: tuple[str, ...]) -> None:
-        """Name the parts of the loss, before the first step or after a resume.
+        """Set the names of the parts of the loss, before the first step or after a resume.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class History:
         return numbers
 
     def at(self, place: str) -> None:
-        """Note a device and number of processes."""
+        """Record a device and number of processes."""
         if place not in self.places:
             self.places.append(place)
 

@@ -39,7 +39,7 @@ def identity(config: Mapping[str, Any], objective: Any, batches: dict[str, Any])
 
 
 def named(thing: Any, depth: int = 0) -> dict[str, Any]:
-    """Name and public attributes of a function or an object, for JSON.
+    """Return name and public attributes of a function or an object, for JSON.
 
     Attributes are numbers, text, digests of arrays, and objects in the same way; functions have
     their name alone, with what `functools.partial` has given them.

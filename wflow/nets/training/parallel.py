@@ -55,7 +55,7 @@ class Processes:
         return DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
 
     def no_sync(self, module: nn.Module, more: bool) -> AbstractContextManager:
-        """Keep gradients to the process while more parts of the step are to come."""
+        """Accumulate gradients in the process while more parts of the step follow."""
         if more and isinstance(module, DistributedDataParallel):
             return module.no_sync()
         return nullcontext()

@@ -67,7 +67,7 @@ class Display(Protocol):
 
 
 class _Bar:
-    """A bar of rich."""
+    """Progress bar of the library rich."""
 
     def __init__(self, bar: Any, total: int, label: str) -> None:
         self._bar, self._total, self._label = bar, total, label
@@ -140,7 +140,7 @@ class _Clock:
 
 
 class _Lines:
-    """A line at every tenth, on stderr."""
+    """Progress as one line at every tenth of a run, on stderr."""
 
     def __init__(self, total: int, label: str) -> None:
         self._clock, self._label = _Clock(total), label

@@ -564,7 +564,7 @@ def entropy(
 
 
 class Stationarity(NamedTuple):
-    """How fast tokens move.
+    """Speed of the tokens of a cloud.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a run file holds, computed again: `wflow.rerun`, and the first step for `verify`."""
+"""Recomputation of stored runs: `wflow.rerun`, and the first step for `verify`."""
 
 from __future__ import annotations
 

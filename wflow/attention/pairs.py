@@ -1,4 +1,4 @@
-"""What a flow is computed from: tokens and heads, and sums over the pairs of tokens."""
+"""Inputs of a flow: tokens and heads, and sums over the pairs of tokens."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Step:
-    """What one time step adds to the heads: drift dt + noise.
+    """Increment of the heads in one time step: drift dt + noise.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ Array = NDArray[np.floating]
 
 @dataclass
 class Stage:
-    """What a stage evaluates: the velocity (paths, n, d), and the terms of the energy budget.
+    """Result of a stage: the velocity (paths, n, d), and the terms of the energy budget.
 
     Adaptive steps also keep the drift of the heads there, (paths, heads, d, d) or None for zero.
     """

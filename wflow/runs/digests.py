@@ -136,7 +136,7 @@ def orders(
 
 
 class Running:
-    """The digest of one variable, as far as it was recorded.
+    """Digest of one variable, of the values recorded so far.
 
     Attributes
     ----------

@@ -161,7 +161,7 @@ def body_of(network: nn.Module) -> nn.Module:
 
 
 class Generators:
-    """The states of the random numbers that a device uses.
+    """States of the random generators of a device.
 
     Parameters
     ----------

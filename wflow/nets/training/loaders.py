@@ -79,7 +79,7 @@ def source_of(batches: Any, *, batch: int, seed: int, processes: Processes) -> S
 
 
 class Stepwise:
-    """A function of the step: nothing to store, and nothing to stop."""
+    """Batches by a function of the step: nothing to store, and nothing to stop."""
 
     local = False
 
@@ -124,7 +124,7 @@ class Rows(Stepwise):
 
 
 class Loaded:
-    """A DataLoader, epoch after epoch."""
+    """Batches of a DataLoader, epoch after epoch."""
 
     def __init__(self, loader: DataLoader, *, batch: int, seed: int, processes: Processes) -> None:
         self._loader, self._seed, self._processes = loader, seed, processes

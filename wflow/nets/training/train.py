@@ -116,7 +116,7 @@ _RATE = Constant(1e-3)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train; numbers and names only, so that files can hold it.
+    """Settings of a training; numbers and names only, so that files can hold them.
 
     Parameters
     ----------

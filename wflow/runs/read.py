@@ -369,7 +369,7 @@ def read_checkpoint(path: Path, created: str | None = None) -> dict[str, NDArray
 
 
 def last_checkpoint(path: Path, created: str | None) -> dict[str, NDArray[Any]]:
-    """Read the arrays of the last checkpoint of a run that is readable.
+    """Read the arrays of the last readable checkpoint of a run.
 
     Raises
     ------

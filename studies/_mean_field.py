@@ -38,12 +38,12 @@ Meshed = Annotated[tuple[int, ...], study.Checked(_meshed, together=True)]
 
 
 def clouds(draw: Callable[..., FloatArray], seed: int, n: int, d: int, paths: int) -> FloatArray:
-    """The draws (paths, n, d): independent between paths, sizes and dimensions."""
+    """Return the draws (paths, n, d): independent between paths, sizes and dimensions."""
     return np.array([draw(n, d, seed=study.seed_of(seed, d, n, path)) for path in range(paths)])
 
 
 def evenly_spread(n: int, d: int) -> FloatArray:
-    """n points (n, d) on the circle at equal angles, or on the sphere along a golden spiral.
+    """Return n points (n, d) on the circle at equal angles, or on the sphere along a golden spiral.
 
     On the spiral z goes up in equal steps and the longitude turns by the golden angle each time.
     """

@@ -15,13 +15,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def figures(table: study.Dataset, every: int) -> dict[str, study.Figure]:
-    """The clouds over time, with `every` snapshots in a pass, and the heads by layer."""
+    """Draw the clouds over time, with `every` snapshots in a pass, and the heads by layer."""
     with style():
         return {"over_time": over_time(table, every), "heads": by_layer(table)}
 
 
 def looks(table: study.Dataset) -> dict[str, dict[str, Any]]:
-    """Colour and marker of every network."""
+    """Return the colour and marker of every network."""
     return {
         str(name): {"color": COLOURS[k % len(COLOURS)], "marker": "os^Dv"[k % 5]}
         for k, name in enumerate(table["network"].values)
@@ -29,7 +29,7 @@ def looks(table: study.Dataset) -> dict[str, dict[str, Any]]:
 
 
 def over_time(table: study.Dataset, every: int) -> study.Figure:
-    """Mean cosine, distance to the start and number of clusters, under trained and random heads."""
+    """Draw mean cosine, distance to the start and number of clusters, trained and random."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -80,7 +80,7 @@ def over_time(table: study.Dataset, every: int) -> study.Figure:
 
 
 def by_layer(table: study.Dataset) -> study.Figure:
-    """How far every head is from that of a gradient flow."""
+    """Draw how far every head is from that of a gradient flow."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 

@@ -92,7 +92,7 @@ class Clustering(study.Flags):
 def problem(
     flags: Clustering, x0: FloatArray, beta: float, steps: int, at: Sequence[int]
 ) -> dict[str, Any]:
-    """Arguments of `wflow.solve` for one beta, with the tokens of all starts kept at some steps."""
+    """Return arguments of `wflow.solve` for one beta, with tokens of all starts at some steps."""
     starts, d, dt = len(x0), x0.shape[-1], flags.dt / beta
     times = [k * dt for k in at]
     return {
@@ -104,12 +104,12 @@ def problem(
 
 
 def starts(flags: Clustering, paths: int, n: int, d: int) -> FloatArray:
-    """Uniform tokens of every start, (paths, n, d)."""
+    """Return the uniform tokens of every start, (paths, n, d)."""
     return tokens.uniform(paths * n, d, seed=flags.seed).reshape(paths, n, d)
 
 
 def tasks(flags: Clustering) -> dict[str, dict[str, Any]]:
-    """All runs of the study: name -> arguments of `wflow.solve`."""
+    """Return all runs of the study: name -> arguments of `wflow.solve`."""
     steps = count_steps(flags.t_final, flags.dt)
     at = sorted({max(1, round(share * steps)) for share in SHARES})
     runs = {}
@@ -135,7 +135,7 @@ def series_name(beta: float) -> str:
 
 
 def collect(flags: Clustering, files: dict[str, Path], advance: Callable[[int], None]) -> "Dataset":
-    """Numbers of clusters of all runs, and what follows from them, with times in [GLPR] units."""
+    """Return numbers of clusters of all runs, and derived quantities, in units of [GLPR]."""
 
     def counted(name: str) -> "DataArray":
         advance(1)
@@ -178,7 +178,7 @@ def collect(flags: Clustering, files: dict[str, Path], advance: Callable[[int], 
 
 
 def add_first_token(table: "Dataset", files: list[Path]) -> None:
-    """How far first tokens went, and how near the others are to them in the end."""
+    """Add how far first tokens went, and how near the others are to them in the end."""
     moved, near = 0.0, []
     one = (table["count"].isel(when=-1).values == 1).reshape(len(files), -1)
     for file, met in zip(files, one, strict=True):
@@ -194,7 +194,7 @@ def add_first_token(table: "Dataset", files: list[Path]) -> None:
 
 
 def meeting_time(beta: float, n: int, scale: float) -> float:
-    """Time, in units of [GLPR], at which n orthogonal tokens come within `scale` of each other.
+    """Return the time, in [GLPR] units, at which n orthogonal tokens come within `scale`.
 
     Their inner products stay equal, gamma' = 2 e^{beta gamma} (1 - gamma) ((n - 1) gamma + 1) /
     (e^beta + (n - 1) e^{beta gamma}), gamma(0) = 0: random tokens in high dimension do the same.
@@ -213,7 +213,7 @@ def meeting_time(beta: float, n: int, scale: float) -> float:
 
 
 def meeting_beta(time: float, n: int, scale: float) -> float:
-    """The beta for which orthogonal tokens meet at a time.
+    """Return the beta for which orthogonal tokens meet at a time.
 
     NaN for a time too short for any; inf where they are within the scale from the start, or the
     beta is beyond 60.
@@ -228,7 +228,7 @@ def meeting_beta(time: float, n: int, scale: float) -> float:
 
 
 def frontier(betas: Sequence[float] | FloatArray, share: FloatArray) -> float:
-    """The beta at which the share of starts in one cluster falls below one half.
+    """Return the beta at which the share of starts in one cluster falls below one half.
 
     Linear between the last beta with a share of a half or more and the next; inf where the share
     never falls, NaN where it is below at every beta.
@@ -245,7 +245,7 @@ def frontier(betas: Sequence[float] | FloatArray, share: FloatArray) -> float:
 
 
 def edge_text(beta: float) -> str:
-    """A frontier in words: NaN lies below all of --betas, inf above."""
+    """Return a frontier in words: NaN lies below all of --betas, inf above."""
     return "below" if math.isnan(beta) else "above" if math.isinf(beta) else f"{beta:.2f}"
 
 
@@ -272,7 +272,7 @@ def growth(betas: FloatArray, times: FloatArray) -> Growth | None:
 
 
 def plateaus(flags: Clustering, table: "Dataset", beta: float) -> list[list[clusters.Plateau]]:
-    """Metastable plateaus of every start, of fewer than n/2 clusters: these are of some size."""
+    """Return metastable plateaus of every start, of fewer than n/2 clusters."""
     times, below = table["time"].values, max(3, flags.series_n // 2)
     counts = table["series_count"].sel(series_beta=beta).values
     return [clusters.plateaus(times, row, below=below) for row in counts]
@@ -348,7 +348,7 @@ def orthogonal(flags: Clustering, table: "Dataset") -> Finding | None:
 
 
 def first_token(flags: Clustering, table: "Dataset") -> Finding:
-    """Causal attention: the points at which the tokens gather."""
+    """Return the finding about causal attention: the points at which the tokens gather."""
     prediction = "the one cluster is at the first token, which stays where it is"
     moved, near = float(table["first_token_moved"]), float(table["first_token_distance"])
     text = f"the first token moves by {moved:.1g} at most, over all runs"
@@ -386,7 +386,7 @@ def metastable(flags: Clustering, table: "Dataset") -> Finding:
 
 
 def findings(flags: Clustering, table: "Dataset") -> list[Finding]:
-    """What the numbers say about each prediction; none where the grid has no cell for it."""
+    """Return what the numbers say about each prediction; none where the grid has no cell for it."""
     candidates = (
         small_beta(flags, table["share"].isel(when=-1)),
         large_d(flags, table),
@@ -409,12 +409,12 @@ EDGE: dict[str, Any] = {"markeredgecolor": "black", "markeredgewidth": 0.4}
 
 
 def short(time: float) -> str:
-    """A time to three figures, without an exponent up to a million."""
+    """Return a time to three figures, without an exponent up to a million."""
     return f"{float(f'{time:.3g}'):g}"
 
 
 def report(flags: Clustering, table: "Dataset") -> str:
-    """Tables of the phase diagram and of the series."""
+    """Return tables of the phase diagram and of the series."""
     last = table.isel(when=-1)
     columns = {"beta \\ d": [f"{beta:g}" for beta in flags.betas]}
     for d in flags.dims:
@@ -458,7 +458,7 @@ def report(flags: Clustering, table: "Dataset") -> str:
 
 
 def edges_of(values: FloatArray) -> FloatArray:
-    """Edges of the cells around rising values: midpoints, and as far again beyond the ends."""
+    """Return edges of cells around rising values: midpoints, and as far again beyond the ends."""
     if len(values) == 1:
         return np.array([values[0] - 0.5, values[0] + 0.5])
     middle = (values[1:] + values[:-1]) / 2
@@ -467,7 +467,7 @@ def edges_of(values: FloatArray) -> FloatArray:
 
 
 def frontier_errors(table: "Dataset", resamples: int = 200) -> FloatArray:
-    """Distances (d, when, 2) from the frontiers to the ends of their 95 % intervals.
+    """Return distances (d, when, 2) from the frontiers to the ends of their 95 % intervals.
 
     Bootstrap over the starts of every cell; outside of the betas a resampled frontier counts as at
     the nearest one.
@@ -488,7 +488,7 @@ def frontier_errors(table: "Dataset", resamples: int = 200) -> FloatArray:
 
 
 def phase_diagram(flags: Clustering, table: "Dataset") -> "study.Figure":
-    """The share at the end over (d, beta), and the frontier at every time.
+    """Draw the share at the end over (d, beta), and the frontier at every time.
 
     Unless attention is causal, that of orthogonal tokens is at the right edge.
     """
@@ -547,7 +547,7 @@ def phase_diagram(flags: Clustering, table: "Dataset") -> "study.Figure":
 
 
 def series(flags: Clustering, table: "Dataset") -> "study.Figure":
-    """Number of clusters over time, a panel per beta, plateaus of the first start drawn bold."""
+    """Draw numbers of clusters over time, a panel per beta, plateaus of the first start in bold."""
     betas, n = sorted(flags.series_betas), flags.series_n
     columns = min(3, len(betas))
     rows = -(-len(betas) // columns)

@@ -100,7 +100,7 @@ def mesh_of(flags: DecayEquation, d: int) -> meanfield.Mesh:
 
 
 def clouds_of(flags: DecayEquation, d: int) -> dict[str, FloatArray]:
-    """Tokens of every source that has them: evenly spread (n, d), and random (path, n, d)."""
+    """Return tokens of every such source: evenly spread (n, d), and random (path, n, d)."""
     spread = {LIMIT: flags.points, FEWER: flags.points // 4}
     drawn = {n: clouds(wflow.tokens.uniform, flags.seed, n, d, flags.paths) for n in flags.n}
     half = drawn[flags.n[-1]][:, : flags.n[-1] // 2]
@@ -121,7 +121,7 @@ def even(flags: DecayEquation) -> str:
 
 
 def sources_of(flags: DecayEquation) -> list[str]:
-    """What moves under the heads, the limit first."""
+    """Return the sources that move under the heads, the limit first."""
     return [LIMIT, FEWER, CELLS, FINER, *(f"n = {n}" for n in flags.n), even(flags)]
 
 
@@ -130,7 +130,7 @@ def run_name(d: int, source: str, heads: int) -> str:
 
 
 def tasks(flags: DecayEquation) -> dict[str, dict[str, Any]]:
-    """All runs: name -> arguments of `wflow.solve` or `wflow.meanfield.solve`."""
+    """Return all runs: name -> arguments of `wflow.solve` or `wflow.meanfield.solve`."""
     every = max(1, count_steps(flags.t_final, flags.dt) // RECORDS)
     found: dict[str, dict[str, Any]] = {}
     for d in flags.d:
@@ -155,7 +155,7 @@ def tasks(flags: DecayEquation) -> dict[str, dict[str, Any]]:
 
 
 def collect(flags: DecayEquation, files: dict[str, Path]) -> "study.Dataset":
-    """G^2 averaged over t >= T/2, and the residual of the balance; NaN for paths not computed."""
+    """Return G^2 averaged over t >= T/2, and the balance's residual; NaN for missing paths."""
 
     def measure(d: int, source: str, heads: int) -> dict[str, FloatArray]:
         values = {name: np.full(flags.paths, np.nan) for name in ("gradient", "residual")}
@@ -184,39 +184,39 @@ def collect(flags: DecayEquation, files: dict[str, Path]) -> "study.Dataset":
 
 
 def gradients(table: "study.Dataset", d: int, *sources: str) -> list[FloatArray]:
-    """G^2 (heads, path) of each source, over the paths that all of them have."""
+    """Return G^2 (heads, path) of each source, over the paths that all of them have."""
     found = [table["gradient"].sel(d=d, source=source).values for source in sources]
     shared = np.all([np.isfinite(values).all(axis=0) for values in found], axis=0)
     return [values[:, shared] for values in found]
 
 
 def fit(table: "study.Dataset", d: int, source: str) -> fits.PowerLaw:
-    """a H^b of the G^2 of a source."""
+    """Fit a H^b to the G^2 of a source."""
     (values,) = gradients(table, d, source)
     return fits.power_law(table["heads"].values, values)
 
 
 def ratio_fit(table: "study.Dataset", d: int, source: str, first: int = 0) -> fits.PowerLaw:
-    """a H^b of the ratio of G^2 of a source to that of the limit, path by path, of H from first."""
+    """Fit a H^b to the ratio of G^2 of a source to that of the limit, path by path."""
     values, limit = gradients(table, d, source, LIMIT)
     return fits.power_law(table["heads"].values[first:], (values / limit)[first:])
 
 
 def gap(table: "study.Dataset", d: int, source: str) -> tuple[float, float]:
-    """Mean of G^2/G^2 of the limit - 1 over heads and paths, and its error over the paths."""
+    """Return the mean of G^2/G^2 of the limit - 1 over heads and paths, and its standard error."""
     values, limit = gradients(table, d, source, LIMIT)
     mean, error = mean_and_error((values / limit - 1).mean(axis=0))
     return float(mean), float(error)
 
 
 def off_by_cells(table: "study.Dataset", d: int) -> tuple[FloatArray, FloatArray]:
-    """By how much cells miss the G^2 of the limit, relative to it, (heads, path): wide, narrow."""
+    """Return by how much cells miss the G^2 of the limit, (heads, path): wide, narrow."""
     wide, narrow, limit = gradients(table, d, CELLS, FINER, LIMIT)
     return abs(wide / limit - 1), abs(narrow / limit - 1)
 
 
 def findings(flags: DecayEquation, table: "study.Dataset") -> list[Finding]:
-    """Every claim with its verdict."""
+    """Return every claim with its verdict."""
     laws = {f"d = {d}:": fit(table, d, LIMIT) for d in flags.d}
     clouds = [f"n = {n}" for n in flags.n]
     low, high = BAND
@@ -259,7 +259,7 @@ def findings(flags: DecayEquation, table: "study.Dataset") -> list[Finding]:
 
 
 def of_symmetry(flags: DecayEquation, table: "study.Dataset") -> Finding:
-    """Whether the tokens in antipodal pairs are nearer to the limit, for the fewest heads."""
+    """Decide whether tokens in antipodal pairs are nearer to the limit, for the fewest heads."""
     text, gain = [], []
     for d in flags.d:
         drawn, paired, limit = (
@@ -281,7 +281,7 @@ def of_symmetry(flags: DecayEquation, table: "study.Dataset") -> Finding:
 def of_points(
     flags: DecayEquation, table: "study.Dataset", laws: dict[str, fits.PowerLaw]
 ) -> Finding:
-    """Whether there are enough characteristics for the exponents."""
+    """Decide whether there are enough characteristics for the exponents."""
     text, low, high = [], [], []
     for (name, law), d in zip(laws.items(), flags.d, strict=True):
         shift = ratio_fit(table, d, FEWER)
@@ -302,7 +302,7 @@ def of_points(
 
 
 def of_cells(flags: DecayEquation, table: "study.Dataset") -> Finding:
-    """Whether finite volumes come nearer to the characteristics as their cells get smaller."""
+    """Decide whether finite volumes approach the characteristics as their cells get smaller."""
     text, nearer, known = [], [], []
     for d in flags.d:
         wide, narrow = off_by_cells(table, d)
@@ -326,7 +326,7 @@ def of_cells(flags: DecayEquation, table: "study.Dataset") -> Finding:
 
 
 def report(flags: DecayEquation, table: "study.Dataset") -> str:
-    """G^2 of every source and number of heads, and the exponents."""
+    """Return G^2 of every source and number of heads, and the exponents."""
     parts = []
     for d in flags.d:
         cells = mesh_of(flags, d)
@@ -366,7 +366,7 @@ def report(flags: DecayEquation, table: "study.Dataset") -> str:
 
 
 def decay_figure(flags: DecayEquation, table: "study.Dataset") -> "study.Figure":
-    """G^2 against H, a panel for each dimension."""
+    """Draw G^2 against H, a panel for each dimension."""
     from matplotlib.ticker import NullLocator
 
     heads = np.array(flags.heads, dtype=float)
@@ -405,7 +405,7 @@ def decay_figure(flags: DecayEquation, table: "study.Dataset") -> "study.Figure"
 
 
 def series_figure(flags: DecayEquation, files: dict[str, Path]) -> "study.Figure":
-    """H G^2 over time in the limit: one curve for all H, if the law is 1/H at every time."""
+    """Draw H G^2 over time in the limit: one curve for all H, if the law is 1/H at every time."""
 
     with style():
         figure, axes = grid(1, len(flags.d), PAGE, 2.9)

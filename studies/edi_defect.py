@@ -89,7 +89,7 @@ class EdiDefect(study.TokenFlags):
 
 
 def problems(unequal: FloatArray) -> dict[str, dict[str, Any]]:
-    """Frozen heads and flows to compare: name -> arguments of `wflow.solve`."""
+    """Return the frozen heads and flows to compare: name -> arguments of `wflow.solve`."""
     equal = np.repeat(unequal[:1], len(unequal), axis=0)
     return {
         "softmax, one head": {"heads": unequal[:1], "flow": "softmax"},
@@ -101,7 +101,7 @@ def problems(unequal: FloatArray) -> dict[str, dict[str, Any]]:
 
 
 def tasks(flags: EdiDefect, x0: FloatArray) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """The problems with frozen heads, and all runs: name -> arguments of `wflow.solve`."""
+    """Return the problems with frozen heads, and all runs: name -> arguments of `wflow.solve`."""
     d = x0.shape[1]
     cases = problems(study.initial_heads(flags.seed, flags.heads, d))
     common = {"x0": x0, "seed": flags.seed, "save": SaveAt(budget=True)}
@@ -119,7 +119,7 @@ def tasks(flags: EdiDefect, x0: FloatArray) -> tuple[list[str], dict[str, dict[s
 
 
 def collect(flags: EdiDefect, cases: list[str], files: dict[str, Path]) -> "study.Dataset":
-    """All numbers of the runs, with names."""
+    """Return all numbers of the runs, with names."""
 
     def frozen(problem: str, scheme: str, dt: float) -> dict[str, float]:
         name = f"frozen{cases.index(problem)}_{scheme}_step{flags.steps.index(dt)}"
@@ -154,7 +154,7 @@ def collect(flags: EdiDefect, cases: list[str], files: dict[str, Path]) -> "stud
 
 
 def balance(file: Path, dt: float) -> dict[str, FloatArray]:
-    """The balance at the end of a run, per path: change of E, residuals, defect, their gap."""
+    """Return the balance at the end of a run, per path: change of E, residuals, defect, gap."""
     with wflow.open(file) as run:
         energy = run["energy"].values
         residual = run["edi_residual"].values[:, -1]
@@ -174,7 +174,7 @@ def balance(file: Path, dt: float) -> dict[str, FloatArray]:
 
 
 def order(steps: list[float], residuals: FloatArray) -> float:
-    """The order of a residual in the step, from the two smallest steps that are above rounding.
+    """Return the order of a residual in the step, from the two smallest steps above rounding.
 
     inf where at most one residual is above rounding: it vanishes, and its order cannot be
     estimated.
@@ -246,7 +246,7 @@ def add_limits(table: "study.Dataset") -> None:
 
 
 def closes(table: "study.Dataset", name: str, problem: str) -> Verdict:
-    """Whether a residual vanishes: at the order of every scheme or faster; at some lower order."""
+    """Return whether a residual vanishes: at the order of every scheme, or at a lower order."""
     slopes = table[f"order_{name}"].sel(problem=problem).values
     orders = np.array(list(SCHEMES.values()))
     if np.all(slopes >= orders - SLOPE_TOLERANCE):
@@ -256,7 +256,7 @@ def closes(table: "study.Dataset", name: str, problem: str) -> Verdict:
 
 
 def of_noise(flags: EdiDefect, table: "study.Dataset") -> list[Finding]:
-    """Findings of the runs with noise: residuals as dt -> 0, and the defect over the head count."""
+    """Return findings of the runs with noise: residuals as dt -> 0, and defect over head count."""
     rows = []
     for name, key in zip(("`dissipation`", "G^2"), RESIDUALS, strict=True):
         mean, error = table[f"ou_limit_{key}"].values, table[f"ou_limit_error_{key}"].values
@@ -281,7 +281,7 @@ def of_noise(flags: EdiDefect, table: "study.Dataset") -> list[Finding]:
 
 
 def findings(flags: EdiDefect, table: "study.Dataset") -> list[Finding]:
-    """Every prediction with its verdict."""
+    """Return every prediction with its verdict."""
     names = [str(problem) for problem in table["problem"].values]
     plain, upper = RESIDUALS
     chain = {closes(table, plain, problem) for problem in names}
@@ -329,12 +329,12 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def cell(value: Any) -> str:
-    """A residual as the tables show it; rounding is recognised by its size."""
+    """Return a residual as the tables show it; rounding is recognised by its size."""
     return "< 1e-13" if abs(float(value)) < 1e-13 else f"{float(value):.2e}"
 
 
 def report(flags: EdiDefect, table: "study.Dataset") -> str:
-    """The tables."""
+    """Return the tables."""
     problems = [str(problem) for problem in table["problem"].values]
     rows, noisy = [], []
     for problem, scheme, (k, dt) in product(problems, SCHEMES, enumerate(flags.steps)):
@@ -373,7 +373,7 @@ def report(flags: EdiDefect, table: "study.Dataset") -> str:
 
 
 def residuals_figure(flags: EdiDefect, table: "study.Dataset") -> "study.Figure":
-    """Both residuals of some problems against the step, one line per scheme."""
+    """Draw both residuals of some problems against the step, one line per scheme."""
     steps = table["step"].values
     shown = (UNEQUAL, "effective, unequal heads", "softmax, one head")
     with style():
@@ -400,7 +400,7 @@ def residuals_figure(flags: EdiDefect, table: "study.Dataset") -> "study.Figure"
 
 
 def noise_figure(flags: EdiDefect, table: "study.Dataset") -> "study.Figure":
-    """Limits of the mean residuals with noise, and the defect, against the number of heads."""
+    """Draw limits of the mean residuals with noise, and the defect, against the number of heads."""
     heads = table["heads"].values
     with style():
         figure, axes = grid(1, 2, PAGE, 2.7)

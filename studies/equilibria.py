@@ -81,7 +81,7 @@ class Equilibria(study.Flags):
 
 
 def problems(flags: Equilibria) -> dict[str, FloatArray]:
-    """The matrices: name -> D (d, d), in axes turned at random."""
+    """Return the matrices: name -> D (d, d), in axes turned at random."""
     b, d = flags.beta, flags.d
     turn = np.linalg.qr(np.random.default_rng(flags.seed).standard_normal((d, d)))[0]
     spectra = {
@@ -96,7 +96,7 @@ def problems(flags: Equilibria) -> dict[str, FloatArray]:
 
 
 def starts(flags: Equilibria, n: int) -> FloatArray:
-    """Random clouds (2 paths, n, d): first those uniform on the sphere, then on hemispheres."""
+    """Return random clouds (2 paths, n, d): first on the sphere, then on hemispheres."""
     rng = np.random.default_rng([flags.seed, n])
     x = normalise(rng.standard_normal((2 * flags.paths, n, flags.d)))
     pole = rng.standard_normal((2 * flags.paths, 1, flags.d))
@@ -105,7 +105,7 @@ def starts(flags: Equilibria, n: int) -> FloatArray:
 
 
 def tasks(flags: Equilibria) -> dict[str, dict[str, Any]]:
-    """All runs: name -> arguments of `wflow.solve`."""
+    """Return all runs: name -> arguments of `wflow.solve`."""
     matrices = problems(flags)
     common = {
         "law": Frozen(), "t_final": flags.t_final, "dt": flags.dt, "seed": flags.seed,
@@ -131,7 +131,7 @@ def tasks(flags: Equilibria) -> dict[str, dict[str, Any]]:
 
 
 def form_of(x: FloatArray) -> tuple[str, FloatArray, float]:
-    """What a limit cloud is: its form, direction v, and share of the tokens at v."""
+    """Return what a limit cloud is: its form, direction v, and share of the tokens at v."""
     v = np.linalg.eigh(x.T @ x)[1][:, -1]
     side = x @ v
     angle = np.arctan2(np.linalg.norm(x - side[:, None] * v, axis=1), np.abs(side))
@@ -146,7 +146,7 @@ def form_of(x: FloatArray) -> tuple[str, FloatArray, float]:
 def end_of(
     flags: Equilibria, x: FloatArray, energy: float, D: FloatArray, best: Any
 ) -> dict[str, float]:
-    """Form of a limit cloud, how far it is from its extremum, and its speed."""
+    """Return the form of a limit cloud, how far it is from its extremum, and its speed."""
     form, v, share = form_of(x)
     velocity = wflow.velocity(x, D[None], flow=flags.flow)
     gap = angle = math.nan
@@ -165,7 +165,7 @@ def end_of(
 def collect(
     flags: Equilibria, files: dict[str, Path]
 ) -> tuple["study.Dataset", dict[tuple[str, str], FloatArray]]:
-    """Energies, forms and distances of all limit clouds, and the clouds of every problem."""
+    """Return energies, forms and distances of all limit clouds, and the clouds of every problem."""
     matrices = problems(flags)
     clouds: dict[tuple[str, str], FloatArray] = {}
 
@@ -218,7 +218,7 @@ def collect(
 
 
 def reached(flags: Equilibria, at: "study.Dataset") -> NDArray[np.bool_]:
-    """Starts that end at the extremal energy; at the lowest computed one without a closed form."""
+    """Return starts that end at the extremal energy, or at the lowest one without a closed form."""
     best = float(at["extremum"])
     best = best if math.isfinite(best) else float(at["energy"].min())
     # Descent with D > 0 never quite ends: fine structure of the cloud relaxes more and more slowly.
@@ -266,7 +266,7 @@ def of_problem(flags: Equilibria, problem: str, direction: str, at: "study.Datas
 
 
 def of_sizes(flags: Equilibria, table: "study.Dataset") -> list[Finding]:
-    """Finding on the energy of n tokens above that of the uniform measure."""
+    """Return the finding on the energy of n tokens above that of the uniform measure."""
     rows = []
     mean, error = mean_and_error(table["size_start_energy"].values)
     away = np.abs(mean - table["size_sampled"].values) / error
@@ -301,7 +301,7 @@ def of_sizes(flags: Equilibria, table: "study.Dataset") -> list[Finding]:
 
 
 def findings(flags: Equilibria, table: "study.Dataset") -> list[Finding]:
-    """Every prediction with its verdict."""
+    """Return every prediction with its verdict."""
     rows = [
         of_problem(flags, str(problem), direction, table.sel(problem=problem, direction=direction))
         for problem, direction in product(table["problem"].values, DIRECTIONS)
@@ -335,7 +335,7 @@ def titled(problem: str) -> str:
 
 
 def report(flags: Equilibria, table: "study.Dataset") -> str:
-    """The tables."""
+    """Return the tables."""
     rows = []
     for problem, direction in product(table["problem"].values, DIRECTIONS):
         both = table.sel(problem=problem, direction=direction)
@@ -380,7 +380,7 @@ def report(flags: Equilibria, table: "study.Dataset") -> str:
 
 
 def energies_figure(flags: Equilibria, table: "study.Dataset") -> "study.Figure":
-    """Energies of the limit clouds in increasing order, with the extremal energy."""
+    """Draw energies of the limit clouds in increasing order, with the extremal energy."""
     with style():
         figure, axes = grid(2, len(table["problem"]), PAGE, 4.0, sharex=True)
         problems = [str(problem) for problem in table["problem"].values]
@@ -413,7 +413,7 @@ def energies_figure(flags: Equilibria, table: "study.Dataset") -> "study.Figure"
 
 
 def sizes_figure(flags: Equilibria, table: "study.Dataset") -> "study.Figure":
-    """Energy above that of the uniform measure against the number of tokens."""
+    """Draw the energy above that of the uniform measure against the number of tokens."""
     uniform = table.attrs["uniform_energy"]
     n = table["size"].values
     with style():
@@ -446,7 +446,7 @@ def sizes_figure(flags: Equilibria, table: "study.Dataset") -> "study.Figure":
 def clouds_figure(
     flags: Equilibria, table: "study.Dataset", clouds: dict[tuple[str, str], FloatArray]
 ) -> "study.Figure":
-    """The limit cloud of the best start of each problem, in the axes of D."""
+    """Draw the limit cloud of the best start of each problem, in the axes of D."""
     from matplotlib.lines import Line2D
 
     matrices = problems(flags)

@@ -40,7 +40,7 @@ class Case(NamedTuple):
     source: str
 
     def heads(self, many: int) -> int:
-        """Number of heads, where the cases with more than one have `many`."""
+        """Return the number of heads, where the cases with more than one have `many`."""
         return 1 if self.one_head else many
 
     @property
@@ -118,7 +118,7 @@ class Jko(study.TokenFlags):
             count_steps(tau, self.dt)
 
     def law(self, case: Case) -> HeadLaw:
-        """The law of the heads of a case."""
+        """Return the law of the heads of a case."""
         if case.noisy:
             return OrnsteinUhlenbeck(np.eye(self.d), rate=1.0, sigma2=self.sigma2)
         return Oscillating(self.d)
@@ -131,7 +131,7 @@ def run_name(case: Case, flow: str) -> str:
 
 
 def tasks(flags: Jko, x0: Array) -> dict[str, dict[str, Any]]:
-    """The explicit runs: name -> arguments of `wflow.solve`."""
+    """Return the explicit runs: name -> arguments of `wflow.solve`."""
     return {
         run_name(case, flow): {
             "x0": x0, "law": flags.law(case), "heads": case.heads(flags.heads),
@@ -148,7 +148,7 @@ def tasks(flags: Jko, x0: Array) -> dict[str, dict[str, Any]]:
 def movements(
     flags: Jko, x0: Array, ends: dict[str, Array], advance: Callable[[int], None]
 ) -> "study.Dataset":
-    """Minimizing movements of every case, step and path, and how far they are from the flows."""
+    """Compute minimizing movements of every case, step and path, and distances to the flows."""
     named = {case.name: case for case in CASES}
 
     def measure(name: str, path: int, tau: float) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def movements(
 
 
 def work_of(run: "study.Dataset") -> dict[str, float]:
-    """Work of the minimisations of one run, by the names of `WORK`."""
+    """Return the work of the minimisations of one run, by the names of `WORK`."""
     return {
         "steps": run.sizes["time"] - 1,
         "iterations": int(run["iterations"].sum()),
@@ -201,7 +201,7 @@ def work_of(run: "study.Dataset") -> dict[str, float]:
 
 
 def identities(flags: Jko, x0: NDArray[np.float64]) -> "study.Dataset":
-    """Terms of De Giorgi's identity of the first step, with the heads drawn from the seed."""
+    """Return terms of De Giorgi's identity of the first step, with heads drawn from the seed."""
     heads = study.initial_heads(flags.seed, flags.heads, flags.d)
 
     def measure(name: Any, tau: float, path: int) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def identities(flags: Jko, x0: NDArray[np.float64]) -> "study.Dataset":
 
 
 def findings(table: "study.Dataset", laws: Laws) -> list[Finding]:
-    """Every prediction with its verdict."""
+    """Return every prediction with its verdict."""
     smallest = table.sel(tau=table["tau"].min())
     rows = []
     for case in CASES:
@@ -277,13 +277,13 @@ def findings(table: "study.Dataset", laws: Laws) -> list[Finding]:
 
 
 def fraction(value: float) -> str:
-    """1/k for a number that is one, else the number."""
+    """Return 1/k for a number that is one, else the number."""
     k = round(1 / value)
     return f"1/{k}" if k > 1 and abs(k * value - 1) < 1e-9 else f"{value:g}"
 
 
 def report(flags: Jko, table: "study.Dataset", laws: Laws) -> str:
-    """The tables."""
+    """Return the tables."""
     distances, work = [], []
     for case in CASES:
         part = table.sel(case=case.name)
@@ -326,7 +326,7 @@ def report(flags: Jko, table: "study.Dataset", laws: Laws) -> str:
 
 
 def distance_figure(flags: Jko, table: "study.Dataset", laws: Laws) -> "study.Figure":
-    """Distance to the explicit runs against tau: one head, more heads, heads with noise."""
+    """Draw the distance to the explicit runs against tau: one head, more heads, noisy heads."""
     panels: dict[str, list[Curve]] = {}
     for case in CASES:
         heads = "Ornstein-Uhlenbeck heads" if case.noisy else "Oscillating heads"

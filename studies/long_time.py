@@ -83,7 +83,7 @@ class LongTime(study.TokenFlags):
 
 
 def tasks(flags: LongTime, x0: FloatArray) -> dict[str, dict[str, Any]]:
-    """All runs: name -> arguments of `wflow.solve`."""
+    """Return all runs: name -> arguments of `wflow.solve`."""
     d = x0.shape[1]
     snapshots = np.linspace(0, flags.t_final, SNAPSHOTS + 1).tolist()
 
@@ -114,7 +114,7 @@ def tasks(flags: LongTime, x0: FloatArray) -> dict[str, dict[str, Any]]:
 
 
 def collect(flags: LongTime, files: dict[str, Path], limits: Limits) -> "study.Dataset":
-    """The numbers of the runs, by name, and the series of W₂ between snapshots."""
+    """Return the numbers of the runs, by name, and the series of W₂ between snapshots."""
 
     def measure(name: str) -> dict[str, Any]:
         limit, file = limits[name], files[name]
@@ -151,7 +151,7 @@ def collect(flags: LongTime, files: dict[str, Path], limits: Limits) -> "study.D
 
 
 def plateau(flags: LongTime, table: "study.Dataset") -> PowerLaw | None:
-    """The plateau of G^2 against the head count of the runs with noise; None for one count."""
+    """Fit the plateau of G^2 against the head count of the runs with noise; None for one count."""
     if len(flags.noisy_heads) < 2:
         return None
     rows = [f"noisy_{count:05d}" for count in flags.noisy_heads]
@@ -161,7 +161,7 @@ def plateau(flags: LongTime, table: "study.Dataset") -> PowerLaw | None:
 def findings(
     flags: LongTime, table: "study.Dataset", limits: Limits, fit: PowerLaw | None
 ) -> list[Finding]:
-    """What the runs say about the theorem, its converse, and the noise."""
+    """Return what the runs say about the theorem, its converse, and the noise."""
     quiet = {name: limit for name, limit in limits.items() if limit.integrable == "yes"}
     counter = [label(flags, name) for name, run in quiet.items() if run.verdict != "stationary"]
     text = f"{len(quiet) - len(counter)} of {len(quiet)} runs with integrable dE/dt are stationary"
@@ -238,7 +238,7 @@ MARKS = "os^D"
 
 
 def label(flags: LongTime, name: str) -> str:
-    """What a run is called in tables and figures."""
+    """Return what a run is called in tables and figures."""
     kind, _, count = name.partition("_")
     if kind == "frozen":
         many = {"": flags.heads, "one": 1, "effective": flags.heads}[count]
@@ -249,7 +249,7 @@ def label(flags: LongTime, name: str) -> str:
 
 
 def report(flags: LongTime, table: "study.Dataset", limits: Limits, fit: PowerLaw | None) -> str:
-    """The table of the runs, and what of the noise does not vanish."""
+    """Return the table of the runs, and what of the noise does not vanish."""
     rows, noise = [], []
     for name, limit in limits.items():
         row, (low, high) = table.sel(run=name), limit.decay.exponent_ci
@@ -296,7 +296,7 @@ def report(flags: LongTime, table: "study.Dataset", limits: Limits, fit: PowerLa
 def figure(
     flags: LongTime, table: "study.Dataset", files: dict[str, Path], x0: FloatArray
 ) -> "study.Figure":
-    """G^2, the integral of |dE/dt| and the speed of the cloud in W₂, over time, of all runs."""
+    """Draw G^2, the integral of |dE/dt| and the speed of the cloud in W₂ over time, all runs."""
     labels_of = (
         "Squared upper gradient $G^2$",
         r"Change by the heads, $\int_0^t |\overline{\partial_s E}|\, ds$",

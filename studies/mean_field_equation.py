@@ -101,12 +101,12 @@ class MeanFieldEquation(study.Flags):
 
 
 def bump(x: FloatArray) -> FloatArray:
-    """The initial density, of von Mises and Fisher, up to a factor."""
+    """Return the initial density, of von Mises and Fisher, up to a factor."""
     return np.asarray(np.exp(CONCENTRATION * x[:, 0]))
 
 
 def draw(n: int, d: int, *, seed: int) -> FloatArray:
-    """Independent tokens (n, d) of the initial density; d is 2 or 3."""
+    """Return independent tokens (n, d) of the initial density; d is 2 or 3."""
     rng = np.random.Generator(np.random.Philox(seed))
     if d == 2:
         angles = rng.vonmises(0.0, CONCENTRATION, n)
@@ -119,13 +119,13 @@ def draw(n: int, d: int, *, seed: int) -> FloatArray:
 
 
 def meshes(flags: MeanFieldEquation, d: int) -> dict[str, meanfield.Mesh]:
-    """The mesh of the equation and one of cells of twice the width, which shows its error."""
+    """Return the mesh of the equation and one of cells of twice the width, for its error."""
     coarse = meanfield.Circle(flags.arcs) if d == 2 else meanfield.Sphere(flags.cells)
     return {"coarse": coarse, "equation": coarse.refined()}
 
 
 def w2_up_to(flags: MeanFieldEquation, d: int) -> int:
-    """Largest n whose W_2 is measured."""
+    """Return the largest n whose W_2 is measured."""
     return int(flags.w2_circle if d == 2 else flags.w2_sphere)
 
 
@@ -134,7 +134,7 @@ def run_name(d: int, n: int | str) -> str:
 
 
 def tasks(flags: MeanFieldEquation) -> dict[str, dict[str, Any]]:
-    """All runs: name -> arguments of `wflow.solve` or `wflow.meanfield.solve`."""
+    """Return all runs: name -> arguments of `wflow.solve` or `wflow.meanfield.solve`."""
     found: dict[str, dict[str, Any]] = {}
     for d in flags.d:
         common = {
@@ -154,7 +154,7 @@ def tasks(flags: MeanFieldEquation) -> dict[str, dict[str, Any]]:
 
 
 def at_end(run: "study.Dataset") -> dict[str, FloatArray]:
-    """Quantities at T, each (paths, components), of tokens or densities."""
+    """Return quantities at T, each (paths, components), of tokens or densities."""
     found = {name: run[name].isel(time=-1).values[:, None] for name in SERIES}
     means, squares = [], []
     for place in range(run.sizes["snapshot_path"]):  # one cloud in memory at a time
@@ -170,7 +170,7 @@ def at_end(run: "study.Dataset") -> dict[str, FloatArray]:
 
 
 def collect(flags: MeanFieldEquation, files: dict[str, Path]) -> "study.Dataset":
-    """Squared deviations from the equation and W_2 to it, and the error of the equation itself."""
+    """Return squared deviations from the equation, W_2 to it, and the error of the equation."""
     limits = {}
     for d in flags.d:
         for name in MESHES:
@@ -225,14 +225,14 @@ def collect(flags: MeanFieldEquation, files: dict[str, Path]) -> "study.Dataset"
 
 
 def measured_on(d: int) -> str:
-    """The run of the equation to which W_2 is measured; on the sphere that on coarse cells."""
+    """Return the run of the equation to which W_2 is measured; on the sphere, on coarse cells."""
     return "equation" if d == 2 else "coarse"
 
 
 def distances(
     flags: MeanFieldEquation, files: dict[str, Path], d: int, run: "study.Dataset"
 ) -> tuple[FloatArray, FloatArray]:
-    """W_2 between the tokens of every path and the equation at T, and its lower bound."""
+    """Return W_2 between the tokens of every path and the equation at T, and its lower bound."""
     mesh = meshes(flags, d)[measured_on(d)]
     with wflow.open(files[run_name(d, measured_on(d))]) as limit:
         density = limit["density"].values[0, -1]
@@ -244,7 +244,7 @@ def distances(
 
 
 def quantisation(run: "study.Dataset") -> float:
-    """W_2 between a density that is constant on its cells and its masses at their centres.
+    """Return W_2 between a density that is constant on its cells and its masses at their centres.
 
     The mean square distance to the centre is a^2/12 on an arc, and 5 a/(18 sqrt 3) on a regular
     hexagon of area a, as most cells of the sphere nearly are.
@@ -256,7 +256,7 @@ def quantisation(run: "study.Dataset") -> float:
 
 
 def fit(table: "study.Dataset", d: int, name: str) -> fits.PowerLaw | None:
-    """a n^b of a mean squared deviation, or of W_2, over the n that resolve it, if these are two.
+    """Fit a n^b to a mean squared deviation, or to W_2, over the n that resolve it.
 
     Where the deviation is less than three times the error of the equation, it says nothing.
     """
@@ -272,7 +272,7 @@ def fit(table: "study.Dataset", d: int, name: str) -> fits.PowerLaw | None:
 
 
 def findings(flags: MeanFieldEquation, table: "study.Dataset") -> list[Finding]:
-    """Every claim with its verdict."""
+    """Return every claim with its verdict."""
     found = [
         Finding.slope(
             f"the {text} of n tokens deviates from the equation like n^(-1/2): slope -0.5 within "
@@ -316,7 +316,7 @@ def findings(flags: MeanFieldEquation, table: "study.Dataset") -> list[Finding]:
 
 
 def report(flags: MeanFieldEquation, table: "study.Dataset") -> str:
-    """Deviations of every n, the error of the equation, W_2 and slopes, for every dimension."""
+    """Return deviations of every n, the error of the equation, W_2 and slopes, by dimension."""
     parts = []
     for d in flags.d:
         part = table.sel(d=d)
@@ -355,7 +355,7 @@ def report(flags: MeanFieldEquation, table: "study.Dataset") -> str:
 
 
 def rates_figure(flags: MeanFieldEquation, table: "study.Dataset") -> "study.Figure":
-    """Deviations and W_2 against n, a panel for each dimension."""
+    """Draw deviations and W_2 against n, a panel for each dimension."""
     from matplotlib.ticker import NullFormatter
 
     looks = (("#0072B2", "o"), ("#56B4E9", "v"), ("#CC79A7", "D"), ("#D55E00", "s"),
@@ -391,7 +391,7 @@ def rates_figure(flags: MeanFieldEquation, table: "study.Dataset") -> "study.Fig
 
 
 def budget_figure(flags: MeanFieldEquation, files: dict[str, Path]) -> "study.Figure":
-    """Terms of the budget over time: the equation, and the range of clouds of the least n."""
+    """Draw terms of the budget over time: the equation, and the range of clouds of the least n."""
     labels = {"energy": "$E$", "dissipation": "dissipation", "weight_power": "power of the heads"}
     n = flags.n[min(1, len(flags.n) - 1)]
     with style():

@@ -71,7 +71,7 @@ class MeanFieldLarge(study.Flags):
 
 
 def tasks(flags: MeanFieldLarge) -> dict[str, dict[str, Any]]:
-    """All runs: name -> arguments of `wflow.solve`."""
+    """Return all runs: name -> arguments of `wflow.solve`."""
     law: HeadLaw = Oscillating(flags.d) if flags.law == "oscillating" else Frozen()
 
     def task(x0: FloatArray) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def tasks(flags: MeanFieldLarge) -> dict[str, dict[str, Any]]:
 
 
 def at_end(file: Path) -> tuple[dict[str, FloatArray], dict[str, FloatArray]]:
-    """Quantities at T, each (paths, components), and what belongs to the run, (paths, time)."""
+    """Return quantities at T, each (paths, components), and those of the run, (paths, time)."""
     with wflow.open(file) as ds:
         series = {name: ds[name].values for name in ("time", "energy", "edi_residual")}
         series["sum_error"] = ds["sum_error"].values if "sum_error" in ds else np.zeros((1, 1))
@@ -107,7 +107,7 @@ def at_end(file: Path) -> tuple[dict[str, FloatArray], dict[str, FloatArray]]:
 def collect(
     flags: MeanFieldLarge, files: dict[str, Path]
 ) -> tuple["study.Dataset", dict[str, FloatArray]]:
-    """Squared deviations from the limit by n and path, and the energies over time by run."""
+    """Return squared deviations from the limit by n and path, and energies over time by run."""
     limit, series = at_end(files["reference"])
     energies = {"time": series["time"], "reference": series["energy"]}
     reference_residual = float(np.abs(series["edi_residual"]).max())
@@ -142,13 +142,13 @@ def collect(
 
 
 def fit(table: "study.Dataset") -> Fits:
-    """The mean square a n^(2b) of every deviation."""
+    """Fit a n^(2b) to the mean square of every deviation."""
     n = table["n"].values
     return {name: fits.power_law(n, table[f"{name}_deviation_sq"].values) for name in QUANTITIES}
 
 
 def with_fits(table: "study.Dataset", laws: Fits) -> "study.Dataset":
-    """The table with slopes and their intervals, for the summary."""
+    """Return the table with slopes and their intervals, for the summary."""
     added: dict[str, Any] = {}
     for name, law in laws.items():
         text = f"exponent b of the root mean square deviation a n^b of the {QUANTITIES[name]}"
@@ -160,7 +160,7 @@ def with_fits(table: "study.Dataset", laws: Fits) -> "study.Dataset":
 
 
 def findings(flags: MeanFieldLarge, table: "study.Dataset", laws: Fits) -> list[Finding]:
-    """Every prediction with its verdict."""
+    """Return every prediction with its verdict."""
     rows = [
         Finding.slope(
             f"the {QUANTITIES[name]} at T deviates from the limit like n^(-1/2): slope -0.5 "
@@ -192,7 +192,7 @@ def findings(flags: MeanFieldLarge, table: "study.Dataset", laws: Fits) -> list[
 
 
 def report(flags: MeanFieldLarge, table: "study.Dataset", laws: Fits) -> str:
-    """The tables."""
+    """Return the tables."""
     columns: dict[str, list[str]] = {"n": [str(n) for n in flags.n]}
     for name in laws:
         mean_sq = table[f"{name}_deviation_sq"].mean("path").values
@@ -218,7 +218,7 @@ def report(flags: MeanFieldLarge, table: "study.Dataset", laws: Fits) -> str:
 def limit_figure(
     flags: MeanFieldLarge, table: "study.Dataset", laws: Fits, energies: dict[str, FloatArray]
 ) -> "study.Figure":
-    """Deviations against n with the slope -1/2, and energies over time against the limit."""
+    """Draw deviations against n with the slope -1/2, and energies over time against the limit."""
     from matplotlib.ticker import NullFormatter, NullLocator
 
     n = table["n"].values.astype(float)

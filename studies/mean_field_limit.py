@@ -61,7 +61,7 @@ class MeanFieldLimit(study.Flags):
 
 
 def rate_of(law: str, d: int) -> tuple[str, Callable[[FloatArray], FloatArray]]:
-    """How W₂ between independent samples falls with n, up to a factor (docs/theory)."""
+    """Return how W₂ between independent samples falls with n, up to a factor (docs/theory)."""
     if law == "cross-polytope" and d <= 5:
         return "n^(-1/4)", lambda n: n**-0.25
     if d == 2:
@@ -72,7 +72,7 @@ def rate_of(law: str, d: int) -> tuple[str, Callable[[FloatArray], FloatArray]]:
 
 
 def expected_slope(flags: MeanFieldLimit, d: int) -> float:
-    """Slope in log-log of the known rate over the numbers of tokens of this study."""
+    """Return the slope in log-log of the known rate over the numbers of tokens of this study."""
     n = np.array(flags.n, float)
     return float(np.polyfit(np.log(n), np.log(rate_of(flags.tokens, d)[1](n)), 1)[0])
 
@@ -82,7 +82,7 @@ def run_name(d: int, n: int) -> str:
 
 
 def tasks(flags: MeanFieldLimit) -> dict[str, dict[str, Any]]:
-    """All runs: name -> arguments of `wflow.solve`."""
+    """Return all runs: name -> arguments of `wflow.solve`."""
     draw = LAWS[flags.tokens]
     every = count_steps(flags.t_final, flags.dt)
     save = SaveAt(every=every, snapshots=(0.0, flags.t_final), paths=range(flags.paths))
@@ -100,7 +100,7 @@ def tasks(flags: MeanFieldLimit) -> dict[str, dict[str, Any]]:
 
 
 def collect(flags: MeanFieldLimit, files: dict[str, Path]) -> "study.Dataset":
-    """W₂, energy gap and bound of every dimension, number of tokens and path, at 0 and T."""
+    """Return W₂, energy gap and bound of every dimension, number of tokens and path, at 0 and T."""
 
     def measure(d: int, n: int) -> dict[str, FloatArray]:
         few, many = files[run_name(d, n)], files[run_name(d, 2 * n)]
@@ -126,7 +126,7 @@ def collect(flags: MeanFieldLimit, files: dict[str, Path]) -> "study.Dataset":
 
 
 def fit(table: "study.Dataset") -> Fits:
-    """a n^b of every quantity, dimension and time: (name, place of d, place of the time) -> fit."""
+    """Fit a n^b to every quantity, dimension and time: (name, place of d, of the time) -> fit."""
     n = table["n"].values
     return {
         (name, i, k): fits.power_law(n, table[name].isel(d=i, time=k).values)
@@ -137,7 +137,7 @@ def fit(table: "study.Dataset") -> Fits:
 
 
 def with_fits(flags: MeanFieldLimit, table: "study.Dataset", laws: Fits) -> "study.Dataset":
-    """The table with slopes and their intervals, for the summary."""
+    """Return the table with slopes and their intervals, for the summary."""
     places = [[(i, k) for k in range(2)] for i in range(len(flags.d))]
     known = [expected_slope(flags, d) for d in flags.d]
     text = "slope of the known rate of W_2 between independent samples, over the same n"
@@ -153,7 +153,7 @@ def with_fits(flags: MeanFieldLimit, table: "study.Dataset", laws: Fits) -> "stu
 
 
 def findings(flags: MeanFieldLimit, table: "study.Dataset", laws: Fits) -> list[Finding]:
-    """Every prediction with its verdict."""
+    """Return every prediction with its verdict."""
     names = [f"d = {d}:" for d in flags.d]
     known = {name: expected_slope(flags, d) for name, d in zip(names, flags.d, strict=True)}
     start, end = ({name: laws["w2", i, k] for i, name in enumerate(names)} for k in range(2))
@@ -205,7 +205,7 @@ def findings(flags: MeanFieldLimit, table: "study.Dataset", laws: Fits) -> list[
 
 
 def report(flags: MeanFieldLimit, table: "study.Dataset", laws: Fits) -> str:
-    """The tables."""
+    """Return the tables."""
     titles = {"w2": "W_2", "energy_gap": "energy gap"}
     rows = []
     for i, d in enumerate(flags.d):
@@ -237,7 +237,7 @@ def report(flags: MeanFieldLimit, table: "study.Dataset", laws: Fits) -> str:
 
 
 def convergence_figure(flags: MeanFieldLimit, table: "study.Dataset", laws: Fits) -> "study.Figure":
-    """W₂ and energy gap against n, in log-log, with the fits."""
+    """Draw W₂ and energy gap against n, in log-log, with the fits."""
     from matplotlib.ticker import NullLocator
 
     n, dims = table["n"].values, table["d"].values

@@ -117,7 +117,7 @@ class Metastability(study.Flags):
 
 
 def closing_speed(angle: float, beta: float, mass: float = 0.5) -> float:
-    """-d(angle)/dt of two clusters in units of [GLPR], for softmax in ascent.
+    """Return -d(angle)/dt of two clusters in units of [GLPR], for softmax in ascent.
 
     A token of the first puts m e^beta on its own cluster and (1 - m) e^(beta cos angle) on the
     other, and moves towards it at sin(angle) times the share of the latter.
@@ -128,7 +128,7 @@ def closing_speed(angle: float, beta: float, mass: float = 0.5) -> float:
 
 
 def lifetime(angle: float, beta: float, mass: float = 0.5, end: float | None = None) -> float:
-    """Time in units of [GLPR] from an angle to the one at which half of the energy has risen."""
+    """Return the time in [GLPR] units from an angle until half of the energy has risen."""
     from scipy.integrate import quad
 
     end = meeting_angle(beta) if end is None else end
@@ -141,7 +141,7 @@ def lifetime(angle: float, beta: float, mass: float = 0.5, end: float | None = N
 
 
 def meeting_angle(beta: float, share: float = 0.5) -> float:
-    """Angle at which the energy of a pair has risen by a share of the way to that of one cluster.
+    """Return the angle at which the energy of a pair has risen by a share of its total rise.
 
     E = e^beta (1 - 2 m (1 - m) (1 - e^(beta (cos angle - 1))))/2 for any masses.
     """
@@ -149,7 +149,7 @@ def meeting_angle(beta: float, share: float = 0.5) -> float:
 
 
 def arc(angle: float, d: int) -> FloatArray:
-    """Centres (2, d) of two clusters at an angle."""
+    """Return centres (2, d) of two clusters at an angle."""
     centres = np.zeros((2, d))
     centres[0, 0] = 1.0
     centres[1, :2] = math.cos(angle), math.sin(angle)
@@ -157,7 +157,7 @@ def arc(angle: float, d: int) -> FloatArray:
 
 
 def pair(n: int, d: int, angle: float, seed: int) -> FloatArray:
-    """n tokens (n, d) in two equal clusters at an angle, which lie about their centres."""
+    """Return n tokens (n, d) in two equal clusters at an angle, which lie about their centres."""
     rng = np.random.Generator(np.random.Philox(seed))
     spread = SPREAD * rng.standard_normal((2, n // 2, d))
     spread -= spread.mean(axis=1, keepdims=True)
@@ -166,7 +166,7 @@ def pair(n: int, d: int, angle: float, seed: int) -> FloatArray:
 
 
 def bumps(angle: float, width: float) -> Callable[[FloatArray], FloatArray]:
-    """Density of two equal bumps at an angle, of a width in radians."""
+    """Return the density of two equal bumps at an angle, of a width in radians."""
     centres = arc(angle, 2)
 
     def density(x: FloatArray) -> FloatArray:
@@ -176,17 +176,17 @@ def bumps(angle: float, width: float) -> Callable[[FloatArray], FloatArray]:
 
 
 def start_time(flags: Metastability, beta: float) -> float:
-    """End of the random starts of a beta, in units of [GLPR]."""
+    """Return the end of the random starts of a beta, in units of [GLPR]."""
     return float(flags.factor * math.exp(flags.growth * beta))
 
 
 def equation_time(flags: Metastability, beta: float) -> float:
-    """End of the runs of the equation, in units of [GLPR]; they have 100 records."""
+    """Return the end of the runs of the equation, in units of [GLPR]; they have 100 records."""
     return 1.6 * lifetime(flags.angle, beta) + 30
 
 
 def tasks(flags: Metastability) -> dict[str, dict[str, Any]]:
-    """All runs: name -> arguments of `wflow.solve` or `wflow.meanfield.solve`."""
+    """Return all runs: name -> arguments of `wflow.solve` or `wflow.meanfield.solve`."""
     found: dict[str, dict[str, Any]] = {}
 
     def task(beta: float, d: int, t_final: float) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def tasks(flags: Metastability) -> dict[str, dict[str, Any]]:
 
 
 def crossing(times: FloatArray, values: FloatArray, level: float) -> float:
-    """First time at which values, linear in between, reach a level for good; NaN if never."""
+    """Return the first time at which values, interpolated, reach a level for good; NaN if never."""
     above = values >= level
     if not above[-1]:
         return math.nan
@@ -239,7 +239,7 @@ def crossing(times: FloatArray, values: FloatArray, level: float) -> float:
 
 
 def pair_lifetime(file: Path, beta: float) -> float:
-    """Lifetime of a pair in units of [GLPR]: until half of the energy has risen."""
+    """Return the lifetime of a pair in units of [GLPR]: until half of the energy has risen."""
     with wflow.open(file) as run:
         level = math.exp(beta) / 2 * 0.75  # between 1/2, of two clusters, and 1
         return beta * crossing(run["time"].values, run["energy"].values[0], level)
@@ -256,7 +256,7 @@ class Last(NamedTuple):
 
 
 def last_pair(run: "study.Dataset", place: int, beta: float) -> Last:
-    """When all tokens are in one cluster, and the last pair before, in units of [GLPR]."""
+    """Return when all tokens are in one cluster, and the last pair before, in units of [GLPR]."""
     level = WHOLE * math.exp(beta) / 2
     one = beta * crossing(run["time"].values, run["energy"].values[place], level)
     shots = beta * run["snapshot"].values
@@ -287,13 +287,13 @@ def last_pair(run: "study.Dataset", place: int, beta: float) -> Last:
 
 
 def growth(x: FloatArray, y: FloatArray) -> FloatArray:
-    """Slopes of the least-squares lines of the rows of y; NaN where a value is."""
+    """Return slopes of the least-squares lines of the rows of y; NaN where a value is."""
     off = x - x.mean()
     return np.asarray(y @ off / (off @ off))
 
 
 def exponential_share(betas: FloatArray, times: FloatArray) -> float:
-    """Share of the resamples of the starts by which log(time) is closer to a line in beta.
+    """Return the share of resampled starts by which log(time) is closer to a line in beta.
 
     times : (beta, start); the other law is a power, a line in log(beta)
     """
@@ -310,7 +310,7 @@ def exponential_share(betas: FloatArray, times: FloatArray) -> float:
 
 
 def equation_lifetime(file: Path, beta: float) -> tuple[float, float]:
-    """Lifetime of a pair of bumps, and the largest numerical diffusion while they are apart.
+    """Return the lifetime of a pair of bumps, and the largest numerical diffusion until then.
 
     The lifetime ends when half of the energy has risen that the run gains after the bumps have
     their shape.
@@ -333,7 +333,7 @@ def equation_lifetime(file: Path, beta: float) -> tuple[float, float]:
 def collect(
     flags: Metastability, files: dict[str, Path], advance: Callable[[int], None]
 ) -> "study.Dataset":
-    """Lifetimes in units of [GLPR], of pairs, of random starts and of the equation."""
+    """Return lifetimes in units of [GLPR], of pairs, of random starts and of the equation."""
     pairs, starts = [], []
     for beta in flags.betas:
         pairs.append(pair_lifetime(files[f"pair_beta_{beta:g}"], beta))
@@ -381,18 +381,18 @@ def collect(
 
 
 def largest(values: np.ndarray) -> float:
-    """Largest of the numbers that were measured, NaN if there is none."""
+    """Return the largest of the numbers that were measured, NaN if there is none."""
     return float(np.nanmax(values)) if np.isfinite(values).any() else math.nan
 
 
 def reaches(times: np.ndarray, known: np.ndarray, least: float) -> tuple[bool, bool]:
-    """Whether a time beyond the least was measured, and whether the runs can tell."""
+    """Return whether a time beyond the least was measured, and whether the runs can tell."""
     seen = bool((times > least).any())
     return seen, seen or bool(np.isfinite(times).all() and known.max() > least)
 
 
 def of_pairs(flags: Metastability, table: "study.Dataset") -> list[Finding]:
-    """What the pairs of tokens say."""
+    """Return what the pairs of tokens say."""
     betas, times = table["beta"].values, table["pair"].values
     known = table["pair_known"].values
     off = np.abs(times / known - 1)
@@ -418,7 +418,7 @@ def of_pairs(flags: Metastability, table: "study.Dataset") -> list[Finding]:
 
 
 def of_starts(table: "study.Dataset") -> list[Finding]:
-    """What the random starts say."""
+    """Return what the random starts say."""
     betas, one = table["start_beta"].values, table["one"].values
     met = np.isfinite(one).all(axis=0)  # the same starts for every beta
     claim = "times to one cluster of random starts grow exponentially in beta, not like a power"
@@ -453,7 +453,7 @@ def of_starts(table: "study.Dataset") -> list[Finding]:
 
 
 def of_equation(flags: Metastability, table: "study.Dataset") -> list[Finding]:
-    """What the mean-field equation says."""
+    """Return what the mean-field equation says."""
     betas, kappas = table["equation_beta"].values, table["kappa"].values
     times, known = table["equation"].values, table["equation_known"].values
     share = table["numerical_diffusion"].values / kappas[:, None]
@@ -498,12 +498,12 @@ def of_equation(flags: Metastability, table: "study.Dataset") -> list[Finding]:
 
 
 def short(time: float) -> str:
-    """A time to four figures, without an exponent up to a million."""
+    """Return a time to four figures, without an exponent up to a million."""
     return f"{float(f'{time:.4g}'):g}" if math.isfinite(time) else "later"
 
 
 def report(flags: Metastability, table: "study.Dataset") -> str:
-    """The three tables."""
+    """Return the three tables."""
     pairs = {
         "beta": [f"{beta:g}" for beta in flags.betas],
         "tokens": [short(value) for value in table["pair"].values],
@@ -544,7 +544,7 @@ def report(flags: Metastability, table: "study.Dataset") -> str:
 
 
 def figure(flags: Metastability, table: "study.Dataset") -> "study.Figure":
-    """Lifetimes against beta: pairs and the equation on the left, random starts on the right."""
+    """Draw lifetimes against beta: pairs and the equation on the left, random starts right."""
     fine = np.linspace(min(flags.equation_betas + flags.betas), max(flags.betas), 100)
     with style():
         drawn, axes = grid(1, 2, PAGE, 3.2)

@@ -101,7 +101,7 @@ class Metric(study.TokenFlags):
 
 
 def derivatives(flags: Metric, files: dict[str, Path]) -> "study.Dataset":
-    """Difference quotients and speeds in both metrics, along every flow."""
+    """Return the difference quotients and speeds in both metrics, along every flow."""
 
     def measure(flow: "wflow.flows.FlowName", t: float, path: int) -> dict[str, Any]:
         with wflow.open(files[flow]) as run:
@@ -145,7 +145,7 @@ def derivatives(flags: Metric, files: dict[str, Path]) -> "study.Dataset":
 
 
 def random_pairs(flags: Metric) -> "study.Dataset":
-    """W_b, W₂ and bounds of pairs of clouds of all kinds."""
+    """Return W_b, W₂ and bounds of pairs of clouds of all kinds."""
 
     def measure(pair: int) -> dict[str, Any]:
         rng = np.random.default_rng([flags.seed, pair])
@@ -166,20 +166,20 @@ def random_pairs(flags: Metric) -> "study.Dataset":
 
 
 def slope(table: "study.Dataset", flow: str, name: str) -> PowerLaw:
-    """Power law of the relative error in delta; resampled over the initial tokens."""
+    """Return the power law of the relative error in delta; resampled over the initial tokens."""
     error = table["relative_error"].sel(flow=flow, metric=name).mean("time")
     return fits.power_law(table["delta"].values, error.transpose("delta", "path").values)
 
 
 def violations(table: "study.Dataset", low: str, high: str) -> NDArray[np.bool_]:
-    """Whether W_b of every pair lies outside W_low <= W_b <= W_high, beyond rounding."""
+    """Return whether W_b of every pair lies outside W_low <= W_b <= W_high, beyond rounding."""
     w_b = table["pair_wb"].values
     inside = (w_b >= table[low] * (1 - 1e-12)) & (w_b <= table[high] * (1 + 1e-12))
     return np.asarray(~inside)
 
 
 def findings(table: "study.Dataset", laws: Laws) -> list[Finding]:
-    """Every prediction with its verdict."""
+    """Return every prediction with its verdict."""
     rows = []
     smallest = table["relative_error"].sel(delta=table["delta"].min())
     for name, symbol in METRICS.items():
@@ -246,7 +246,7 @@ def power_laws(
     legend: str | None = None,
     title: str = "",
 ) -> "study.Figure":
-    """Panels, title -> curves, with power laws in log-log, each with the band of its fit."""
+    """Draw panels, title -> curves, with power laws in log-log, each with the band of its fit."""
     with style():
         figure, axes = grid(1, len(panels), PAGE, 2.9, sharey=True)
         along = np.sort(x)
@@ -268,7 +268,7 @@ def power_laws(
 
 
 def bounds_figure(table: "study.Dataset", title: str) -> "study.Figure":
-    """W_b over W₂ of the random pairs between their bounds, against the norm of the heads."""
+    """Draw W_b over W₂ of the random pairs between their bounds, against the norm of the heads."""
     order = np.argsort(table["pair_norm"].values)
     part = table.isel(pair=order)
     norm, w2 = part["pair_norm"].values, part["pair_w2"].values
@@ -298,7 +298,7 @@ def bounds_figure(table: "study.Dataset", title: str) -> "study.Figure":
 
 
 def derivative_figure(table: "study.Dataset", laws: Laws, facts: str) -> "study.Figure":
-    """Relative error of the difference quotients against delta, in both metrics."""
+    """Draw the relative error of the difference quotients against delta, in both metrics."""
     error = table["relative_error"].mean(("time", "path"))
     panels = {
         f"${symbol}$: {facts}; band: 95 % of the fit": [
@@ -317,7 +317,7 @@ def derivative_figure(table: "study.Dataset", laws: Laws, facts: str) -> "study.
 
 
 def report(flags: Metric, table: "study.Dataset", laws: Laws) -> str:
-    """The tables."""
+    """Return the tables."""
     error = table["relative_error"].mean(("time", "path"))
     rows = []
     for (flow, name), law in laws.items():

@@ -79,7 +79,7 @@ class NoisyTokens(study.Flags):
 
 
 def uniform_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
-    """Brownian motion from one point for so long that exp(-10) of its slowest mode is left."""
+    """Return runs of Brownian motion from one point until exp(-10) of its slowest mode is left."""
     dt = 0.05 / (flags.d - 1)
     start = np.tile(np.eye(flags.d)[0], (4 * flags.n, 1))
     heads = np.zeros((1, flags.d, flags.d))
@@ -88,7 +88,7 @@ def uniform_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
 
 
 def budget_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
-    """The same problem at three steps."""
+    """Return runs of the same problem at three steps."""
     x0 = wflow.tokens.uniform(flags.n // 10, flags.d, seed=flags.seed)
     law = OrnsteinUhlenbeck(np.eye(flags.d), rate=1.0, sigma2=2.0)
     return {
@@ -102,7 +102,7 @@ def budget_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
 
 
 def ordering_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
-    """Ascent from a uniform cloud and from one cluster, at every diffusion."""
+    """Return runs of ascent from a uniform cloud and from one cluster, at every diffusion."""
     unit = 1 / ((flags.d - 1) * flags.critical)
     steps, paths = count_steps(flags.t_final, flags.dt), range(flags.paths)
     times = np.unique(np.rint(np.linspace(0, 1, 41) * steps)) * flags.dt * unit
@@ -124,7 +124,7 @@ def ordering_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
 
 
 def balances(files: dict[float, Path]) -> "study.Dataset":
-    """Means at the end of the runs and their standard errors, one row per step size."""
+    """Return means at the end of the runs and their standard errors, one row per step size."""
     rows: dict[str, list[float]] = {}
     for file in files.values():
         with wflow.open(file) as run:
@@ -141,7 +141,7 @@ def balances(files: dict[float, Path]) -> "study.Dataset":
 
 
 def ordering(flags: NoisyTokens, files: dict[str, Path]) -> "study.Dataset":
-    """Order parameter over the second half of the time, and the one that theory gives."""
+    """Return the order parameter over the second half of the time, and that of the theory."""
 
     def measure(start: str, ratio: float) -> dict[str, NDArray[np.float64]]:
         times, square = order_of(files[f"ratio_{ratio:g}_from_{start}"])
@@ -162,7 +162,7 @@ def ordering(flags: NoisyTokens, files: dict[str, Path]) -> "study.Dataset":
 
 
 def order_of(file: Path) -> tuple[NDArray, NDArray]:
-    """Times and order parameters (paths, times) of a run, freed of their bias for finite n.
+    """Return times and order parameters (paths, times) of a run, corrected for finite n.
 
     The mean of <x_i, x_j> over pairs of different tokens is (n |mean token|^2 - 1)/(n - 1), and
     estimates the square of the order parameter.
@@ -175,7 +175,7 @@ def order_of(file: Path) -> tuple[NDArray, NDArray]:
 
 
 def expected_order(flags: NoisyTokens, ratio: float) -> float:
-    """Order of the stationary law; above the critical diffusion, that of n tokens' fluctuations.
+    """Return the order of the stationary law; above the critical diffusion, of n tokens.
 
     The mean token m of n tokens in the uniform law follows an Ornstein-Uhlenbeck process of rate
     (d - 1)(kappa - critical) and E |m|^2 = (1/n) kappa/(kappa - critical).
@@ -186,7 +186,7 @@ def expected_order(flags: NoisyTokens, ratio: float) -> float:
 
 
 def uniformity(file: Path) -> tuple[float, float]:
-    """Smallest p-value of Kolmogorov-Smirnov tests of every coordinate, times their number."""
+    """Return the smallest p-value of Kolmogorov-Smirnov tests of every coordinate, corrected."""
     from scipy.stats import beta, kstest
 
     with wflow.open(file) as run:
@@ -200,7 +200,7 @@ def uniformity(file: Path) -> tuple[float, float]:
 def findings(
     flags: NoisyTokens, ks: tuple[float, float], budget: "study.Dataset", order: "study.Dataset"
 ) -> list[Finding]:
-    """The three predictions and what came out of each."""
+    """Return the three predictions and what came out of each."""
     pvalue, distance = ks
     first = Finding.decided(
         "without interaction (H = 1, D = 0) the stationary law is uniform", THEORY,
@@ -276,7 +276,7 @@ def report(flags: NoisyTokens, budget: "study.Dataset", order: "study.Dataset") 
 def order_figure(
     flags: NoisyTokens, order: "study.Dataset", files: dict[str, Path]
 ) -> "study.Figure":
-    """Order parameter against diffusion with the theory's curve, and over time."""
+    """Draw the order parameter against diffusion with the theory's curve, and over time."""
     from matplotlib.lines import Line2D
 
     with style():

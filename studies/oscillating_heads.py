@@ -47,7 +47,7 @@ class OscillatingHeads(study.StudyFlags):
     out: study.Folder = Path("results/oscillating_heads")
 
     def law(self, d: int) -> Oscillating:
-        """The law of the heads for tokens of dimension d."""
+        """Return the law of the heads for tokens of dimension d."""
         return Oscillating(d, phases=self.phases, sigma2=self.sigma2)
 
 

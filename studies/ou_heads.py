@@ -47,7 +47,7 @@ class OUHeads(study.StudyFlags):
     out: study.Folder = Path("results/ou_heads")
 
     def law(self, d: int) -> OrnsteinUhlenbeck:
-        """The law of the heads for tokens of dimension d."""
+        """Return the law of the heads for tokens of dimension d."""
         return OrnsteinUhlenbeck(np.eye(d), self.rate, self.sigma2, exact=self.exact)
 
 

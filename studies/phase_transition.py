@@ -110,7 +110,7 @@ class PhaseTransition(study.Flags):
 
 @cache
 def branch_of(flags: PhaseTransition, beta: float, flow: FlowName) -> "study.Dataset":
-    """The branch of degree 1 of one head, as far as order reaches about 0.9."""
+    """Return the branch of degree 1 of one head, as far as order reaches about 0.9."""
     critical = stationary.critical_diffusion(beta, flags.d, flow)
     return stationary.branch(
         beta * np.eye(flags.d), stationary.Nodes.axial(flags.d, flags.nodes), 1,
@@ -119,7 +119,7 @@ def branch_of(flags: PhaseTransition, beta: float, flow: FlowName) -> "study.Dat
 
 
 def order_on(branch: "study.Dataset", ratio: float) -> float:
-    """Order of the stable part of a branch at a diffusion, zero beyond its fold."""
+    """Return the order of the stable part of a branch at a diffusion, zero beyond its fold."""
     kappa = branch["kappa"].values / branch.attrs["critical_diffusion"]
     top = int(np.argmax(kappa))
     kappa, order = kappa[top:][::-1], branch["order"].values[top:][::-1]
@@ -127,7 +127,7 @@ def order_on(branch: "study.Dataset", ratio: float) -> float:
 
 
 def diagrams(flags: PhaseTransition) -> "study.Dataset":
-    """Closed forms, and fold and bend of the branch, for every flow and beta."""
+    """Return the closed forms, and fold and bend of the branch, for every flow and beta."""
 
     def measure(flow: FlowName, beta: float) -> dict[str, float]:
         known = stationary.transition(beta, flags.d, flow)
@@ -155,7 +155,7 @@ def diagrams(flags: PhaseTransition) -> "study.Dataset":
 
 
 def task(flags: PhaseTransition, flow: FlowName, ratio: float) -> dict[str, Any]:
-    """Arguments that the runs of particles and of the equation share: ascent of one head."""
+    """Return the arguments that runs of particles and of the equation share: ascent of one head."""
     kappa = ratio * stationary.critical_diffusion(flags.beta, flags.d, flow)
     return {
         "law": Frozen(), "heads": flags.beta * np.eye(flags.d)[None], "direction": "ascent",
@@ -164,12 +164,12 @@ def task(flags: PhaseTransition, flow: FlowName, ratio: float) -> dict[str, Any]
 
 
 def rate_of(flags: PhaseTransition, flow: FlowName) -> float:
-    """(d - 1) critical kappa, whose inverse is the unit of time."""
+    """Return (d - 1) critical kappa, whose inverse is the unit of time."""
     return (flags.d - 1) * stationary.critical_diffusion(flags.beta, flags.d, flow)
 
 
 def particle_runs(flags: PhaseTransition) -> dict[str, dict[str, Any]]:
-    """Ascent of one head from a uniform cloud and from one cluster, at every diffusion and flow."""
+    """Return runs of ascent of one head from a uniform cloud and from one cluster."""
     starts = {
         "uniform": wflow.tokens.uniform(flags.n, flags.d, seed=flags.seed),
         "cluster": wflow.tokens.clusters(flags.n, flags.d, clusters=1, spread=0.1, seed=flags.seed),
@@ -189,14 +189,14 @@ def particle_runs(flags: PhaseTransition) -> dict[str, dict[str, Any]]:
 
 
 def mesh_of(flags: PhaseTransition, coarse: bool = False) -> meanfield.Mesh:
-    """The mesh of the equation, of the circle or the sphere, or one of cells of twice the width."""
+    """Return the mesh of the equation, or one of cells of twice the width."""
     if flags.d == 2:
         return meanfield.Circle(flags.cells // 2 if coarse else flags.cells)
     return meanfield.Sphere((flags.cells - 2) // 4 + 2 if coarse else flags.cells)
 
 
 def equation_runs(flags: PhaseTransition) -> dict[str, dict[str, Any]]:
-    """The same of the equation on a mesh of the circle or the sphere.
+    """Return the same runs of the equation on a mesh of the circle or the sphere.
 
     The uniform start is disturbed by as much as that of the particles, of order n^(-1/2).
     """
@@ -217,7 +217,7 @@ def equation_runs(flags: PhaseTransition) -> dict[str, dict[str, Any]]:
 
 
 def growth_runs(flags: PhaseTransition) -> dict[str, dict[str, Any]]:
-    """The equation with a small mode of degree 1 about the critical diffusion, on two meshes.
+    """Return runs of the equation from a small mode, about the critical diffusion, on two meshes.
 
     The mode has the amplitude exp((d - 1) (kappa_c - kappa) t) times the first: the runs end where
     that has changed by a factor of 1.6.
@@ -234,7 +234,7 @@ def growth_runs(flags: PhaseTransition) -> dict[str, dict[str, Any]]:
 
 
 def criticals(flags: PhaseTransition, files: dict[str, Path]) -> "study.Dataset":
-    """The diffusion at which the mode neither grows nor decays on the mesh, over the closed form.
+    """Return the diffusion at which the mode rests on the mesh, over the closed form.
 
     The rates of the mode are linear in the diffusion, with their zero at the critical one. On cells
     of twice the width the error, of second order, is four times as large: a third of the difference
@@ -266,13 +266,13 @@ def criticals(flags: PhaseTransition, files: dict[str, Path]) -> "study.Dataset"
 
 
 def orders_of(run: "study.Dataset") -> NDArray[np.float64]:
-    """Order, the size of the mean token, of the densities of a run at its snapshots."""
+    """Return the order, the size of the mean token, of the densities of a run at its snapshots."""
     masses = run["areas"].values * run["density"].values[0]
     return np.asarray(np.linalg.norm(masses @ run["centres"].values, axis=1))
 
 
 def orders(flags: PhaseTransition, files: dict[str, Path]) -> "study.Dataset":
-    """Order parameters over the second half of the time, and what the branch says."""
+    """Return the order parameters over the second half of the time, and what the branch says."""
     branches = {flow: branch_of(flags, flags.beta, flow) for flow in FLOWS}
 
     def measure(flow: FlowName, start: str, ratio: float) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def orders(flags: PhaseTransition, files: dict[str, Path]) -> "study.Dataset":
 
 
 def critical_of(table: "study.Dataset", flow: FlowName, n: int) -> tuple[float, float]:
-    """Critical diffusion of n tokens over the closed form, from fluctuations above it, its error.
+    """Return the critical diffusion of n tokens over the closed form, and its error.
 
     In the uniform law E |m|^2 = (1/n) kappa/(kappa - critical): 1 - 1/(n E |m|^2) = critical/kappa.
     """
@@ -324,12 +324,12 @@ def critical_of(table: "study.Dataset", flow: FlowName, n: int) -> tuple[float, 
 
 
 def mean_order(table: "study.Dataset") -> NDArray[np.float64]:
-    """Order (flow, start, ratio), the root of the mean square over the paths."""
+    """Return the order (flow, start, ratio), the root of the mean square over the paths."""
     return np.sqrt(np.maximum(table["order_sq"].mean("path").values, 0.0))
 
 
 def of_branches(shapes: "study.Dataset") -> list[Finding]:
-    """Closed form and continuation beside each other."""
+    """Return findings that compare closed form and continuation."""
     cubic, bend = shapes["cubic"].values, shapes["bend"].values
     error = np.abs(bend - cubic)
     first = Finding.decided(
@@ -360,7 +360,7 @@ def of_branches(shapes: "study.Dataset") -> list[Finding]:
 
 
 def of_runs(flags: PhaseTransition, table: "study.Dataset") -> list[Finding]:
-    """Critical diffusion and hysteresis of particles, and of the equation where it was solved."""
+    """Return findings about critical diffusion and hysteresis of particles and of the equation."""
     found = {flow: critical_of(table, flow, flags.n) for flow in FLOWS}
     off, width = np.array([(mean - 1, 2 * error) for mean, error in found.values()]).T
     first = Finding.within(
@@ -411,7 +411,7 @@ def of_runs(flags: PhaseTransition, table: "study.Dataset") -> list[Finding]:
 
 
 def of_growth(table: "study.Dataset") -> Finding:
-    """The critical diffusion of the equation, measured."""
+    """Return the finding about the measured critical diffusion of the equation."""
     off, error = table["critical_equation"].values - 1, table["critical_error"].values
     return Finding.within(
         "a small mode of the mean-field equation stops growing at the closed form of the critical "
@@ -472,7 +472,7 @@ def report(flags: PhaseTransition, shapes: "study.Dataset", table: "study.Datase
 
 
 def diagram_figure(flags: PhaseTransition) -> "study.Figure":
-    """Branches of every beta, a panel for each flow."""
+    """Draw branches of every beta, a panel for each flow."""
     with style():
         figure, axes = grid(1, 2, PAGE, 2.9)
         for axis, flow in zip(axes.flat, FLOWS, strict=True):
@@ -485,7 +485,7 @@ def diagram_figure(flags: PhaseTransition) -> "study.Figure":
 
 
 def hysteresis_figure(flags: PhaseTransition, table: "study.Dataset") -> "study.Figure":
-    """Orders of both starts on the branches of both flows."""
+    """Draw orders of both starts on the branches of both flows."""
     order = mean_order(table)
     with style():
         figure, axes = grid(1, 2, PAGE, 3.3)

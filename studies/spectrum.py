@@ -124,11 +124,11 @@ class Spectrum(study.Flags):
             raise InputError(f"--t-final is {self.t_final:g}: expected more than a period, 2 pi")
 
     def mean(self, case: Case, d: int) -> np.ndarray:
-        """The mean M of the heads, (d, d)."""
+        """Return the mean M of the heads, (d, d)."""
         return case.sign * self.strength * np.diag(np.arange(d) < case.rank)
 
     def law(self, case: Case, d: int) -> HeadLaw:
-        """The law of the heads, whose stationary variance is that of their start."""
+        """Return the law of the heads, whose stationary variance is that of their start."""
         if case.law in ("common", "spread"):
             return Oscillating(d, case.law)
         if case.law == "frozen":
@@ -138,7 +138,7 @@ class Spectrum(study.Flags):
 
 
 def task(flags: Spectrum, name: str, d: int, H: int, start: int) -> dict[str, Any]:
-    """Arguments of `wflow.solve` for one start; every case has the same tokens and G_h."""
+    """Return arguments of `wflow.solve` for one start; every case has the same tokens and G_h."""
     case, seed = CASES[name], study.seed_of(flags.seed, d, H, start)
     G = math.sqrt(flags.variance) / 2 * study.initial_heads(seed, H, d)  # (H, d, d)
     period = flags.t_final - 2 * math.pi * np.linspace(1, 0, 9)
@@ -151,7 +151,7 @@ def task(flags: Spectrum, name: str, d: int, H: int, start: int) -> dict[str, An
 
 
 def centres(x: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Mean directions (clusters, d) of the clusters of tokens (n, d), and shares, largest first."""
+    """Return mean directions (clusters, d) of the clusters of tokens (n, d), and shares."""
     labels = clusters.labels(x, scale)
     sizes = np.bincount(labels)
     order = np.argsort(-sizes, kind="stable")
@@ -160,7 +160,7 @@ def centres(x: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure(flags: Spectrum, file: Path, name: str) -> dict[str, Any]:
-    """What the last period of a run says about clusters and spectrum."""
+    """Return what the last period of a run says about clusters and spectrum."""
     case = CASES[name]
     sign = 1.0 if case.direction == "ascent" else -1.0
     with wflow.open(file) as run:
@@ -191,13 +191,13 @@ def measure(flags: Spectrum, file: Path, name: str) -> dict[str, Any]:
 
 
 def misalignment(flags: Spectrum, law: str, d: Any, H: Any) -> Any:
-    """sin^2 of prediction 7."""
+    """Return sin^2 of the angle of prediction 7."""
     rate = {"slow": flags.rates[0], "fast": flags.rates[1]}.get(law, 0.0)
     return (d - 1) * flags.variance / (2 * H * flags.strength * (flags.strength + rate))
 
 
 def of_clusters(flags: Spectrum, table: "study.Dataset") -> list[Finding]:
-    """Predictions 1 to 6; 3 to 6 by most of the starts with the largest number of heads."""
+    """Return findings on predictions 1 to 6; 3 to 6 by most starts with the most heads."""
     frozen = table.sel(case=[name for name, case in CASES.items() if case.law == "frozen"])
     count = frozen["count"].values
     without = frozen["top"].values < 0
@@ -248,7 +248,7 @@ def of_clusters(flags: Spectrum, table: "study.Dataset") -> list[Finding]:
 
 
 def of_motion(flags: Spectrum, table: "study.Dataset") -> list[Finding]:
-    """Predictions 7 and 8."""
+    """Return findings on predictions 7 and 8."""
     laws = ("one", "slow", "fast")
     mean, error = wflow.fits.mean_and_error(1 - table["lasting"].sel(case=list(laws)).values)
     d, H = table["d"].values[:, None], table["heads"].values
@@ -281,7 +281,7 @@ def of_motion(flags: Spectrum, table: "study.Dataset") -> list[Finding]:
 
 
 def of_pairs(flags: Spectrum, table: "study.Dataset") -> list[Finding]:
-    """Prediction 9."""
+    """Return findings on prediction 9."""
     several = table.sel(case="none", heads=[H for H in flags.heads if H > 1])
     one = several["count"].values == 1
     two = (several["count"].values == 2) & (several["angle"].values < -ALIGNED)
@@ -314,7 +314,7 @@ SEEN = {"present": "D", "lasting": "its mean", "weighted": "weighted mean"}
 
 
 def report(flags: Spectrum, table: "study.Dataset") -> str:
-    """Numbers of clusters and alignments, by case, dimension and head count."""
+    """Return numbers of clusters and alignments, by case, dimension and head count."""
     many = max(flags.heads)
     counts = [
         {"case": name}
@@ -351,7 +351,7 @@ def counts_text(values: Any) -> str:
 
 
 def figure(flags: Spectrum, table: "study.Dataset") -> "study.Figure":
-    """Eigenvectors that one and two clusters see, and misalignment against its formula."""
+    """Draw eigenvectors that one and two clusters see, and misalignment against its formula."""
     d = np.array(flags.dims)
     several = table.sel(case="none", heads=[H for H in flags.heads if H > 1])
     with style():

@@ -60,7 +60,7 @@ class StabilityTokens(ComparedFlows):
 
 
 def perturbed(x: FloatArray, flags: StabilityTokens, eps: float) -> FloatArray:
-    """Clouds (paths, n, d): the tokens moved by ε along random fields of mean square one."""
+    """Return clouds (paths, n, d): the tokens moved by ε along random fields of mean square one."""
     moved = []
     for path in range(flags.paths):
         rng = np.random.default_rng([flags.seed, path])
@@ -72,7 +72,7 @@ def perturbed(x: FloatArray, flags: StabilityTokens, eps: float) -> FloatArray:
 
 
 def tasks(flags: StabilityTokens, x0: FloatArray) -> dict[str, dict[str, Any]]:
-    """All runs: name -> arguments of `wflow.solve`."""
+    """Return all runs: name -> arguments of `wflow.solve`."""
     d = x0.shape[1]
     first = study.initial_heads(flags.seed, flags.heads, d)
     clouds = {"reference": x0}
@@ -96,7 +96,7 @@ def case_name(flags: StabilityTokens, weights: str, direction: str, size: float)
 
 
 def collect(flags: StabilityTokens, files: dict[str, Path]) -> "study.Dataset":
-    """W₂, bound, exponent and rates of every problem, size of perturbation and path."""
+    """Return W₂, bound, exponent and rates of every problem, size of perturbation and path."""
     with wflow.open(next(iter(files.values()))) as run:
         time = run["snapshot"].values
 
@@ -148,14 +148,14 @@ def collect(flags: StabilityTokens, files: dict[str, Path]) -> "study.Dataset":
 
 
 def mean_constant(table: "study.Dataset") -> FloatArray:
-    """(1/T) int L ds by the trapezoidal rule, mean over paths: (weights, direction, size)."""
+    """Return (1/T) int L ds by the trapezoidal rule, path mean: (weights, direction, size)."""
     L, t = table["growth_constant"].values, table["time"].values
     mean = (np.diff(t) * (L[..., 1:] + L[..., :-1]) / 2).sum(axis=-1) / (t[-1] - t[0])
     return np.asarray(mean.mean(axis=-1))
 
 
 def findings(table: "study.Dataset") -> list[Finding]:
-    """Every prediction with its verdict."""
+    """Return every prediction with its verdict."""
     rows = []
     for cost, factor in (("chordal", "1"), ("geodesic", "pi/2")):
         holds = table[f"holds_{cost}"].values[..., 1:]
@@ -193,7 +193,7 @@ NAMES = {"frozen": "Frozen", "ornstein-uhlenbeck": "Ornstein-Uhlenbeck"}
 
 
 def report(flags: StabilityTokens, table: "study.Dataset") -> str:
-    """The table."""
+    """Return the table."""
     rows = []
     allowed = mean_constant(table)
     for (w, weights), (s, direction), (k, size) in product(
@@ -227,7 +227,7 @@ def report(flags: StabilityTokens, table: "study.Dataset") -> str:
 
 
 def growth_figure(flags: StabilityTokens, table: "study.Dataset") -> "study.Figure":
-    """W₂(t)/W₂(0) of each size of the weights, with the bound."""
+    """Draw W₂(t)/W₂(0) of each size of the weights, with the bound."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -273,7 +273,7 @@ def growth_figure(flags: StabilityTokens, table: "study.Dataset") -> "study.Figu
 
 
 def rate_figure(flags: StabilityTokens, table: "study.Dataset") -> "study.Figure":
-    """Fastest changes of W₂ and growth constants against the size of the weights."""
+    """Draw the fastest changes of W₂ and growth constants against the size of the weights."""
     allowed = mean_constant(table)
     fastest = table["fastest_change"].max("eps").values
     with style():

@@ -57,13 +57,13 @@ class StabilityWeights(ComparedFlows):
 
 
 def gaussian(seed: list[int], heads: int, d: int) -> FloatArray:
-    """Z + Z^T for standard normal Z, (heads, d, d)."""
+    """Return Z + Z^T for standard normal Z, (heads, d, d)."""
     z = np.random.default_rng(seed).standard_normal((heads, d, d))
     return np.asarray(z + z.swapaxes(-1, -2))
 
 
 def tasks(flags: StabilityWeights, x0: FloatArray) -> dict[str, dict[str, Any]]:
-    """All runs: name -> arguments of `wflow.solve`."""
+    """Return all runs: name -> arguments of `wflow.solve`."""
     d = x0.shape[1]
     save = SaveAt(every=10**9, snapshots=flags.snapshots(), budget=False)
     common = {
@@ -99,18 +99,18 @@ def tasks(flags: StabilityWeights, x0: FloatArray) -> dict[str, dict[str, Any]]:
 
 
 def tokens_of(file: Path) -> FloatArray:
-    """Snapshots (path, snapshot, n, d) of a run."""
+    """Return snapshots (path, snapshot, n, d) of a run."""
     with wflow.open(file) as run:
         return np.asarray(run["tokens"].values)
 
 
 def distances(x: FloatArray, y: FloatArray) -> FloatArray:
-    """Chordal W₂ at every time of two paths (times, n, d)."""
+    """Return the chordal W₂ at every time of two paths (times, n, d)."""
     return np.array([transport.w2(a, b, cost="chordal") for a, b in zip(x, y, strict=True)])
 
 
 def collect(flags: StabilityWeights, files: dict[str, Path]) -> "study.Dataset":
-    """W₂ to the reference over time, for every sample and perturbation."""
+    """Return W₂ to the reference over time, for every sample and perturbation."""
     law, base, ou = (tokens_of(files[name]) for name in ("law", "frozen", "ou"))
 
     def sampled(heads: int, path: int) -> dict[str, FloatArray]:
@@ -143,21 +143,21 @@ def collect(flags: StabilityWeights, files: dict[str, Path]) -> "study.Dataset":
 
 
 def reduced(table: "study.Dataset", name: str, when: str) -> tuple[FloatArray, FloatArray]:
-    """Abscissae, and W₂ (abscissae, paths) at the end or the largest over time."""
+    """Return the abscissae, and W₂ (abscissae, paths) at the end or the largest over time."""
     values = table[f"w2_{name}"]
     values = values.isel(time=-1) if when == "end" else values.max("time")
     return table[values.dims[0]].values.astype(float), values.values
 
 
 def fit_all(table: "study.Dataset") -> Fits:
-    """Power laws of the mean W₂ in H and in ε."""
+    """Return the power laws of the mean W₂ in H and in ε."""
     return {
         (name, when): power_law(*reduced(table, name, when)) for name in PREDICTED for when in WHEN
     }
 
 
 def findings(fits: Fits) -> list[study.Finding]:
-    """Every prediction with its verdict."""
+    """Return every prediction with its verdict."""
     titles = {
         "sampled": ("H heads sampled from the law: E W₂ to the flow of the full law like H^-1/2",
                     "[MHT] Thm 5.5, Rem. 5.6"),
@@ -180,7 +180,7 @@ def findings(fits: Fits) -> list[study.Finding]:
 
 
 def report(flags: StabilityWeights, table: "study.Dataset", fits: Fits) -> str:
-    """The tables."""
+    """Return the tables."""
     parts = [
         f"n = {flags.n}, d = {flags.d}, {flags.flow}, {flags.direction}, T = {flags.t_final:g}; "
         f"chordal W₂, mean ± standard error over {flags.paths} samples."
@@ -208,7 +208,7 @@ def report(flags: StabilityWeights, table: "study.Dataset", fits: Fits) -> str:
 
 
 def rates_figure(flags: StabilityWeights, table: "study.Dataset", fits: Fits) -> "study.Figure":
-    """W₂ against H and against ε, with the fits and the predicted slopes."""
+    """Draw W₂ against H and against ε, with the fits and the predicted slopes."""
     panels = [
         (["sampled"], "Number of heads $H$", f"Heads sampled from {flags.law_heads}"),
         (["frozen", "ornstein-uhlenbeck"], r"Size of the perturbation $\varepsilon$",

@@ -125,7 +125,7 @@ class Network(NamedTuple):
 
 
 def load(flags: TrainedHeads) -> dict[str, Network]:
-    """The networks of the checkpoints, or two that are trained here."""
+    """Return the networks of the checkpoints, or two that are trained here."""
     found = {}
     for file in flags.checkpoint:
         gpt = nets.train.restore(file, nets.GPT)
@@ -142,7 +142,7 @@ def load(flags: TrainedHeads) -> dict[str, Network]:
 
 
 def text_of(flags: TrainedHeads, vocabulary: int) -> nets.data.Text:
-    """The text whose tokens a network was trained on, by the size of its vocabulary."""
+    """Return the text whose tokens a network was trained on, by the size of its vocabulary."""
     embedded = nets.data.embedded_text()
     if vocabulary == embedded.vocabulary:
         return embedded
@@ -199,7 +199,7 @@ def trained(flags: TrainedHeads, name: str, text: nets.data.Text) -> nets.GPT:
 
 
 def windows(flags: TrainedHeads, gpt: nets.GPT, text: Tensor) -> Tensor:
-    """Windows of a text, spread evenly, (paths, tokens)."""
+    """Return windows of a text, spread evenly, (paths, tokens)."""
     import torch
 
     n = min(flags.tokens, gpt.context, len(text))
@@ -212,12 +212,12 @@ def windows(flags: TrainedHeads, gpt: nets.GPT, text: Tensor) -> Tensor:
 
 
 def kinds(flags: TrainedHeads) -> list[str]:
-    """Kinds of heads: those of the network, and draws of random ones."""
+    """Return kinds of heads: those of the network, and draws of random ones."""
     return ["trained", *(f"random{k}" for k in range(flags.draws))]
 
 
 def runs(flags: TrainedHeads, name: str, network: Network) -> dict[str, Any]:
-    """Runs under trained and under random heads: kind of heads -> arguments of `wflow.solve`."""
+    """Return runs under trained and random heads: kind -> arguments of `wflow.solve`."""
     passes = round(flags.t_final)
     intervals = len(nets.particles.head_law(network.gpt).order)
     # A block of a continuous-time model adds in each interval a share of what it adds in a pass.
@@ -252,7 +252,7 @@ OWN = {
 
 
 def measured(file: Path, end: NDArray, scale: float) -> dict[str, NDArray]:
-    """The quantities of one run: (path, time), and how far it is from the network after a pass."""
+    """Return quantities of one run: (path, time), and its final distance from the network."""
     with wflow.open(file) as run:
         series = clusters.over_time(run, scale, quantities=QUANTITIES)
         values = {name: series[name].values for name in QUANTITIES}
@@ -269,7 +269,7 @@ def measured(file: Path, end: NDArray, scale: float) -> dict[str, NDArray]:
 
 
 def same_tokens(x: NDArray, y: NDArray) -> float:
-    """Mean angle between a token of one cloud and the same token of the other."""
+    """Return the mean angle between a token of one cloud and the same token of the other."""
     minus, plus = np.linalg.norm(x - y, axis=1), np.linalg.norm(x + y, axis=1)
     return float(np.mean(2 * np.arctan2(minus, plus)))
 
@@ -283,7 +283,7 @@ class Layers(NamedTuple):
 
 
 def layers_of(network: Network) -> Layers:
-    """The layers of a network, for tokens of the norms that they have in it."""
+    """Return the layers of a network, for tokens of the norms that they have in it."""
     gpt, _, inputs = network
     radius = float(nets.particles.clouds_of(gpt, inputs).radii.mean())
     return Layers(
@@ -299,7 +299,7 @@ def tabulated(
     layers: Mapping[str, Layers],
     files: Mapping[str, Path],
 ) -> study.Dataset:
-    """All numbers: (network, heads, path, time), and what the networks do themselves.
+    """Return all numbers: (network, heads, path, time), and what the networks do themselves.
 
     `files` has the run file of NETWORK_KIND.
     """
@@ -350,7 +350,7 @@ def tabulated(
 
 
 def mean_cosine(tokens: NDArray) -> NDArray:
-    """Mean of <x_i, x_j> over pairs of different tokens, (path,) of (path, n, d)."""
+    """Return the mean of <x_i, x_j> over pairs of different tokens, (path,) of (path, n, d)."""
     n = tokens.shape[1]
     square = np.square(tokens.mean(axis=1)).sum(axis=1)
     return np.asarray((n * square - 1) / (n - 1))
@@ -361,7 +361,7 @@ def mean_cosine(tokens: NDArray) -> NDArray:
 
 
 def listed(names: list[str], text: str, *columns: Any) -> str:
-    """The text for every network, with the means of its rows of the columns."""
+    """Return a text for every network, with the means of its rows of the columns."""
     means = [np.asarray(c).reshape(len(names), -1).mean(axis=1) for c in columns]
     rows = zip(names, *means, strict=True)
     return "; ".join(f"{name}: {text.format(*values)}" for name, *values in rows)
@@ -424,7 +424,7 @@ def report(
     table: study.Dataset,
     layers: Mapping[str, Layers],
 ) -> str:
-    """The tables."""
+    """Return the tables."""
     shown = {"mean cosine": ("cosine", ".3f"), "clusters": ("count", ".1f"),
              "W_2 to start": ("w2_initial", ".3f")}  # fmt: skip
     whens = {"start": 0, "1 pass": PER_PASS, "end": -1}
@@ -467,7 +467,7 @@ def report(
 
 
 def described(network: Network) -> str:
-    """A network in a few words."""
+    """Return a network in a few words."""
     import torch
 
     blocks = nets.particles.blocks_of(network.gpt)

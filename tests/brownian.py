@@ -30,7 +30,7 @@ class Brownian:
 
 
 def on(path, law_type):
-    """A law of that type whose normals are those of a Brownian path, for whole batches."""
+    """Return a law of that type whose normals are those of a Brownian path, for whole batches."""
 
     class OnPath(law_type):
         def step(self, D, t, dt, normals):

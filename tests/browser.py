@@ -22,7 +22,7 @@ FLAGS = (
 
 @contextmanager
 def browser(width: int, height: int, javascript: bool = True) -> Iterator[Any]:
-    """A driver with a profile of its own, which keeps what pages log and request."""
+    """Yield a driver with a profile of its own, which keeps what pages log and request."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -43,7 +43,7 @@ def browser(width: int, height: int, javascript: bool = True) -> Iterator[Any]:
 
 
 def requested(driver: Any) -> list[str]:
-    """Addresses that pages have requested since the last call."""
+    """Return addresses that pages have requested since the last call."""
     messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
     return [
         message["params"]["request"]["url"]

@@ -58,14 +58,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def cases(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
-    """`cases(few, all)`: the number of cases to try, all of them with --long."""
+    """Return `cases(few, all)`: the number of cases to try, all of them with --long."""
     long = request.config.getoption("--long")
     return lambda few, every: every if long else few
 
 
 @pytest.fixture
 def silent_address() -> Iterator[str]:
-    """Address of a port that is taken, and at which nobody listens."""
+    """Yield address of a port that is taken, and at which nobody listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"tcp://127.0.0.1:{taken.getsockname()[1]}"

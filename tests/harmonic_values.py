@@ -8,7 +8,7 @@ from wflow.sphere.harmonics import count
 
 
 def all_harmonics(x, degree):
-    """(n, K): each harmonic by itself, as the density with that single moment."""
+    """Return (n, K): each harmonic by itself, as the density with that single moment."""
     d = x.shape[1]
     every = np.eye(count(degree, d))
     return np.stack([expand(x, moment, degree, table_of(d)) for moment in every], axis=1)

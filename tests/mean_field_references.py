@@ -20,7 +20,7 @@ def start(x: np.ndarray) -> np.ndarray:
 
 
 def solve(mesh: Any, t_final: float, density: Any = start, law: Any = None, **options: Any) -> Any:
-    """A run of densities, of `start` under CIRCLE_HEADS at rest unless others are given."""
+    """Return a run of densities, of `start` under CIRCLE_HEADS at rest unless others are given."""
     law = Frozen() if law is None else law
     options = {"heads": CIRCLE_HEADS} | options
     return meanfield.solve(density, law, mesh=mesh, t_final=t_final, **options)
@@ -31,7 +31,7 @@ def last(run: Any) -> np.ndarray:
 
 
 def velocity_factor(flow: str, s: float, m: np.ndarray, slopes: np.ndarray) -> np.ndarray:
-    """s V from mobilities and their derivatives, (heads, n)."""
+    """Return s V from mobilities and their derivatives, (heads, n)."""
     if flow == "softmax":
         return s * (slopes / m).mean(axis=0)
     mean = s * slopes.mean(axis=0)
@@ -60,7 +60,7 @@ def fourier(flow: str, direction: str, kappa: float, t: float, heads: Any, n: in
 
 
 def at_centres(coefficients: Any, mesh: Quadrature) -> np.ndarray:
-    """The Fourier series at the centres of the cells."""
+    """Return the Fourier series at the centres of the cells."""
     c, k = coefficients
     theta = np.arctan2(mesh.centres[:, 1], mesh.centres[:, 0])
     return (np.exp(1j * np.outer(theta, k)) @ c).real
@@ -69,7 +69,7 @@ def at_centres(coefficients: Any, mesh: Quadrature) -> np.ndarray:
 def legendre(
     flow: str, direction: str, kappa: float, t: float, heads: np.ndarray, density: Any, n: int = 24
 ) -> Any:
-    """A function z -> density at t of an axisymmetric problem, heads diag(a, a, c).
+    """Return a function z -> density at t of an axisymmetric problem, heads diag(a, a, c).
 
     Galerkin in Legendre polynomials of z; the kernel over circles of latitude is
     2 pi I_0(a s s') e^(c z z') with s = sqrt(1 - z^2).

@@ -41,7 +41,7 @@ BLOCK = {"width": 8, "heads": 2}
 
 
 def gpt2_state(vocabulary=11, context=7, width=6, depth=2) -> dict[str, torch.Tensor]:
-    """Random weights with the names and shapes of a published GPT-2."""
+    """Return random weights with the names and shapes of a published GPT-2."""
     shapes = {"wte.weight": (vocabulary, width), "wpe.weight": (context, width)}
     shapes |= {"ln_f.weight": (width,), "ln_f.bias": (width,)}
     maps = {"attn.c_attn": (width, 3 * width), "attn.c_proj": (width, width)}
@@ -164,7 +164,7 @@ def reverse_kl(x, features, y):
 
 
 def call_of(name, /, **changes):
-    """The function of a name, and arguments that are made again for every call."""
+    """Return the function of a name, and arguments that are made again for every call."""
     given = ARGUMENTS[name]() | changes
     if name in FUNCTIONS:
         return FUNCTIONS[name](), given

@@ -89,7 +89,7 @@ def names_of(module: ModuleType) -> dict[str, Any]:
 
 
 def public_names() -> Iterator[PublicName]:
-    """Every public function and class of the rooms, each followed by its methods."""
+    """Yield every public function and class of the rooms, each followed by its methods."""
     for room, module in rooms().items():
         for name, thing in names_of(module).items():
             if getattr(type(thing), "__name__", "") == "CPUDispatcher":
@@ -118,7 +118,7 @@ def _members(room: str, name: str, cls: type) -> Iterator[PublicName]:
 
 
 def faults(public: PublicName) -> list[str]:
-    """What a docstring lacks, as lines of a code and a text."""
+    """Return what a docstring lacks, as lines of a code and a text."""
     from numpydoc.docscrape import get_doc_object
     from numpydoc.validate import Validator, error, validate
 
@@ -162,7 +162,7 @@ def faults(public: PublicName) -> list[str]:
 
 
 def _described_fields(cls: type) -> set[str]:
-    """Fields with a text of their own, a string below them or the `help` of a flag."""
+    """Return fields with a text of their own, a string below them or the `help` of a flag."""
     found = set[str]()
     for base in cls.__mro__[:-1]:
         try:

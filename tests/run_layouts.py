@@ -68,7 +68,7 @@ def finished(path: Path, **changes) -> Path:
 
 
 def spoiled(path: Path, folder: Path, act: Callable[[h5py.File], None]) -> Path:
-    """A changed copy of a finished file, whose digests are those of what it now holds."""
+    """Return a changed copy of a finished file, whose digests are those of what it now holds."""
     copy = Path(shutil.copy(path, folder / "spoiled.h5"))
     with h5py.File(copy, "r+") as file:
         act(file)
@@ -97,7 +97,7 @@ _STEERING = re.compile(
 
 
 def steers(text: str) -> list[str]:
-    """The characters of a text that none of wflow may print."""
+    """Return the characters of a text that none of wflow may print."""
     return _STEERING.findall(text)
 
 

@@ -25,7 +25,7 @@ sys.path[:0] = sorted({str(file.parent) for file in SCRIPTS})  # as Python does 
 
 
 def script(name: str) -> ModuleType:
-    """A study script as a module."""
+    """Return a study script as a module."""
     spec = importlib.util.spec_from_file_location(name, FILES[name])
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -60,9 +60,9 @@ class Done:
         assert all(values.attrs.get("long_name") for values in self.table.data_vars.values())
 
     def verdicts(self, part: str = "") -> list[str]:
-        """The verdicts on predictions that hold these words."""
+        """Return the verdicts on predictions that hold these words."""
         return [f["verdict"] for f in self.findings if part in f["prediction"]]
 
     def drawn(self, *stems: str) -> bool:
-        """Whether figures of these names are there, as PNG and as PDF."""
+        """Return whether figures of these names are there, as PNG and as PDF."""
         return {f"{stem}.{kind}" for stem in stems for kind in ("png", "pdf")} <= self.names

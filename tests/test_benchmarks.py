@@ -25,7 +25,7 @@ SHAPE = compare.Shape(40, 3, 3)
 
 
 def results(median: float = 2.0) -> dict:
-    """Documents as the benchmarks write them, small."""
+    """Return documents as the benchmarks write them, small."""
     head = {
         "command": "python benchmarks/x.py", "date": "2026-01-02T03:04:05+00:00",
         "machine": "2 cores of a test", "threads": 2, "versions": {"numpy": "2.0"},

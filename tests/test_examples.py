@@ -25,7 +25,7 @@ def name(path):
 
 
 def attribute(node):
-    """`a.b.c` for a chain of attributes, else None."""
+    """Return `a.b.c` for a chain of attributes, else None."""
     parts = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

@@ -41,7 +41,7 @@ def imports(module: str) -> frozenset[str]:
 
 
 def functions(package: str) -> list[str]:
-    """What an `__init__` imports and hands on, modules aside."""
+    """Return what an `__init__` imports and hands on, modules aside."""
     return [
         alias.asname or alias.name
         for node in ast.parse(FILES[package].read_text()).body

@@ -25,7 +25,7 @@ OLD_NAME = "wf" + "low"
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Names and contents of the project's files that a person reads."""
+    """Yield names and contents of the project's files that a person reads."""
     files = [file for file in ROOT.iterdir() if file.is_file() and not file.name.startswith(".")]
     for folder in FOLDERS:
         files += [file for file in sorted((ROOT / folder).rglob("*")) if file.is_file()]
@@ -36,7 +36,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def requirements(text: str) -> Iterator[str]:
-    """What the commands `pip install` of a text install; a comma, say, ends a command."""
+    """Yield what the commands `pip install` of a text install; a comma, say, ends a command."""
     for command in re.findall(r"pip install ([^\n`|;&#]*)", text.replace("\\", "")):
         for quoted, word in re.findall(r"'([^']*)'|(\S+)", command):
             yield quoted or word.strip("\"'.,:()") or "."
@@ -45,7 +45,7 @@ def requirements(text: str) -> Iterator[str]:
 
 
 def faults(text: str) -> list[str]:
-    """Requirements of another project, and extras that there are not."""
+    """Return requirements of another project, and extras that there are not."""
     wrong = re.findall(rf"(?<![\w.-]){OLD_NAME}\[[a-z, ]+\]", text.replace("\\", ""))
     for requirement in requirements(text):
         name, _, extras = requirement.rstrip("]").partition("[")

@@ -66,7 +66,7 @@ OBJECTIVE = train.objective(functional.cross_entropy, 0.1)
 
 
 def run(out=None, model=None, batches=None, **options):
-    """A training of these; returns the network and the Dataset."""
+    """Run a training of these; return the network and the Dataset."""
     changes = options.pop("config", {})
     model = network() if model is None else model
     options = {"evaluate": evaluate, "objective": OBJECTIVE} | options

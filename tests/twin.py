@@ -21,12 +21,12 @@ def symmetric(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Whether the arrays of two results are equal to the bit."""
+    """Return whether the arrays of two results are equal to the bit."""
     return all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def by_threads(call: Callable[[], Any]) -> list[Any]:
-    """Results of a call with one thread, with two and with all."""
+    """Return results of a call with one thread, with two and with all."""
     before = numba.get_num_threads()
     results = []
     try:
@@ -80,11 +80,11 @@ class Twin:
         self.heads, self.n = heads, n
 
     def pairs(self, matrices: ArrayLike) -> Extended:
-        """<x_i, A_h x_j>, (heads, n, n)."""
+        """Return <x_i, A_h x_j>, (heads, n, n)."""
         return self.x @ np.asarray(matrices, np.longdouble) @ self.x.T
 
     def pair_sum(self, factor: Extended) -> np.longdouble:
-        """1/(2 H n^2) sum_hij U_hij factor_hij."""
+        """Return 1/(2 H n^2) sum_hij U_hij factor_hij."""
         full = self.U * np.exp(self.shift) * factor
         return full.sum() / (2 * self.heads * self.n**2)
 

@@ -29,13 +29,13 @@ TESTS = (
 
 
 def oldest() -> str:
-    """The lower bound of Numba."""
+    """Return the lower bound of Numba."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return re.search(r"numba>=([\d.]+)", " ".join(project["dependencies"]))[1]
 
 
 def interpreter(python: str) -> str | None:
-    """A command of that name that runs: a shim of pyenv may not."""
+    """Return a command of that name that runs: a shim of pyenv may not."""
     version = python.removeprefix("python")
     pyenv = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/{python}"))
     for command in filter(None, (shutil.which(python), *map(str, pyenv))):
@@ -55,7 +55,7 @@ def cases() -> list[tuple[str, str | None, str]]:
 
 
 def environment(name: str, command: str, numba: str) -> Path:
-    """The interpreter of an environment with wflow, that Numba, and what the tests need."""
+    """Return the interpreter of an environment with wflow, that Numba, and what the tests need."""
     folder = FOLDER / re.sub(r"[^\w.]+", "-", name)
     python = folder / "bin" / "python"
     if not python.exists():

@@ -21,7 +21,7 @@ Pair = tuple[FloatArray, FloatArray]  # what is said to be more, and what less, 
 
 
 def window_set(text: nets.data.Text, context: int) -> Any:
-    """Windows of the training part that do not overlap, with the next tokens: a data set."""
+    """Return windows of the training part that do not overlap, with the next tokens: a data set."""
     from torch.utils.data import TensorDataset
 
     ((inputs, targets), *_) = nets.data.windows(
@@ -31,7 +31,7 @@ def window_set(text: nets.data.Text, context: int) -> Any:
 
 
 def config(steps: int, batch: int, rate: float, seed: int, **given: Any) -> nets.train.TrainConfig:
-    """Settings of a training at a constant rate."""
+    """Return settings of a training at a constant rate."""
     schedule = nets.train.Constant(rate)
     return nets.train.TrainConfig(steps=steps, batch=batch, schedule=schedule, seed=seed, **given)
 

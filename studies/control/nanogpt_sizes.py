@@ -119,7 +119,7 @@ class NanogptSizes(networks.NetFlags):
 
 
 def models(flags: NanogptSizes) -> dict[str, Model]:
-    """Size and tokens of every model by its name."""
+    """Return the size and tokens of every model by its name."""
     sizes = SIZES[flags.sizes].items()
     return {f"{name} {kind}": (size, kind) for kind in TOKENS[flags.text] for name, size in sizes}
 
@@ -158,7 +158,7 @@ class Corpora(NamedTuple):
 
 
 def load(flags: NanogptSizes) -> Corpora:
-    """The text in the kinds of tokens of the networks that are trained."""
+    """Return the text in the kinds of tokens of the networks that are trained."""
     every = models(flags)
     kinds = dict.fromkeys(every[name][1] for name in networks.chosen(every, flags.seeds, flags))
     found = {kind: corpus(flags, kind) for kind in kinds}
@@ -166,7 +166,7 @@ def load(flags: NanogptSizes) -> Corpora:
 
 
 def corpus(flags: NanogptSizes, kind: str) -> Corpus:
-    """The text in tokens of a kind; byte pairs with the vocabulary of those that occur."""
+    """Return the text in tokens of a kind; byte pairs with the vocabulary of those that occur."""
     if flags.text == "embedded":
         text = nets.data.embedded_text()
     elif kind == "characters":
@@ -184,7 +184,7 @@ def corpus(flags: NanogptSizes, kind: str) -> Corpus:
 
 
 def passages(flags: NanogptSizes, text: nets.data.Text, test: str) -> tuple[Tensor, int, list[str]]:
-    """Beginnings (passages, tokens), tokens of the longest continuation, continuations.
+    """Return beginnings (passages, tokens), tokens of the longest continuation, continuations.
 
     Passages do not overlap and are spread evenly over the test part. Beginnings end with a whole
     word, and are cut on the left to the number of tokens of the shortest.
@@ -220,7 +220,7 @@ def frequency_loss(text: nets.data.Text) -> float:
 
 
 def network(flags: NanogptSizes, size: Scale, vocabulary: int, seed: int) -> nets.GPT:
-    """A network with weights drawn from its seed: no biases, as the default of nanoGPT."""
+    """Return a network with weights drawn from its seed: no biases, as the default of nanoGPT."""
     import torch
 
     torch.manual_seed(seed)
@@ -229,7 +229,7 @@ def network(flags: NanogptSizes, size: Scale, vocabulary: int, seed: int) -> net
 
 
 def plan(flags: NanogptSizes, corpora: Corpora, model: Model, seed: int) -> Run:
-    """The training of one network with one seed: Adam at a constant rate."""
+    """Return the training of one network with one seed: Adam at a constant rate."""
     size, kind = model
     text = corpora.of[kind].text
     data = window_set(text, size.context)
@@ -272,7 +272,7 @@ SCALARS = {
 def measure(
     flags: NanogptSizes, corpora: Corpora, model: Model, training: Trained, seed: int
 ) -> Record:
-    """Losses, BLEU and times of one training."""
+    """Return losses, BLEU and times of one training."""
     size, kind = model
     net, device, history = training.model, training.device, training.history
     corpus = corpora.of[kind]
@@ -308,7 +308,7 @@ def measure(
 
 
 def falls(losses: FloatArray, places: FloatArray, tests: FloatArray) -> Record:
-    """How much of the fall of a loss comes early, and how much in the last quarter."""
+    """Return how much of the fall of a loss comes early, and how much in the last quarter."""
     steps = len(losses)
     late = tests[np.searchsorted(places, 0.75 * steps)] - tests[-1]
     found: Record = {"late": abs(late) / (tests[0] - tests[-1])}
@@ -324,7 +324,7 @@ def falls(losses: FloatArray, places: FloatArray, tests: FloatArray) -> Record:
 def continued(
     flags: NanogptSizes, corpus: Corpus, net: nets.GPT, device: torch.device, seed: int
 ) -> list[str]:
-    """Continuations of all beginnings, of as many words as the held-out ones have."""
+    """Return continuations of all beginnings, of as many words as the held-out ones have."""
     import torch
 
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -337,7 +337,7 @@ def continued(
 def likeliest(
     net: nets.GPT, text: nets.data.Text, context: int
 ) -> tuple[list[str], list[list[str]]]:
-    """The likeliest token after each token of the test part, and the tokens that came, as text."""
+    """Return the likeliest token after each token of the test part, and the true next tokens."""
     windows = nets.data.windows(text.test, context=context, batch=EVALUATION)
     pair = nets.metrics.teacher_forced(net, windows)
     found, came = ([plain(text.decode(row)) for row in rows] for rows in pair)
@@ -345,7 +345,7 @@ def likeliest(
 
 
 def plain(text: str, most: int | None = None) -> str:
-    """The first words of a text, with one space between them."""
+    """Return the first words of a text, with one space between them."""
     return " ".join(text.split()[:most])
 
 
@@ -354,14 +354,14 @@ def plain(text: str, most: int | None = None) -> str:
 
 
 def metric() -> str | None:
-    """What sacrebleu measures, and its version; None where it is not installed."""
+    """Return what sacrebleu measures, and its version; None where it is not installed."""
     if missing({"sacrebleu": "metrics"}):
         return None
     return nets.metrics.signature("13a")
 
 
 def bleu(written: list[str], references: list[list[str]]) -> float:
-    """BLEU of a corpus in per cent; each list of references has one text for each that is written.
+    """Return BLEU of a corpus in per cent; each list of references has one text per prediction.
 
     Tokens are those of `13a`, case counts, and orders without a match are smoothed: the defaults of
     sacrebleu (Post 2018).
@@ -370,13 +370,13 @@ def bleu(written: list[str], references: list[list[str]]) -> float:
 
 
 def without_own(texts: list[str]) -> list[list[str]]:
-    """For each text all others, as lists of references."""
+    """Return for each text all others, as lists of references."""
     count = len(texts)
     return [[texts[(k + shift) % count] for k in range(count)] for shift in range(1, count)]
 
 
 def floor(texts: list[str]) -> dict[str, list[float]]:
-    """BLEU of held-out passages themselves, each in the place of another's continuation."""
+    """Return BLEU of held-out passages themselves, each in the place of another's continuation."""
     if not metric():
         return {"bleu": [math.nan], "bleu_any": [math.nan]}
     others = without_own(texts)
@@ -391,7 +391,7 @@ def floor(texts: list[str]) -> dict[str, list[float]]:
 
 
 def findings(flags: NanogptSizes, corpora: Corpora, results: Results) -> list[Finding]:
-    """Claims of the report, with their verdicts."""
+    """Return claims of the report, with their verdicts."""
     every, kinds, sizes = models(flags), TOKENS[flags.text], SIZES[flags.sizes]
     of = results.values
     above = partial(claim, compare=networks.compared)
@@ -477,7 +477,7 @@ def findings(flags: NanogptSizes, corpora: Corpora, results: Results) -> list[Fi
 
 
 def report(flags: NanogptSizes, corpora: Corpora, results: Results) -> str:
-    """What was done, and the table beside other passages of the text and the published numbers."""
+    """Return what was done, and the table beside other passages and the published numbers."""
     every = models(flags)
     column = partial(networks.column, results)
 
@@ -518,7 +518,7 @@ def report(flags: NanogptSizes, corpora: Corpora, results: Results) -> str:
 
 
 def lead(flags: NanogptSizes, corpora: Corpora, results: Results) -> str:
-    """Data, settings and methods, in words."""
+    """Return the data, settings and methods, in words."""
     found = corpora.of
     sources = "; ".join(corpus.text.source for corpus in found.values())
     sizes = ", ".join(
@@ -557,13 +557,13 @@ def lead(flags: NanogptSizes, corpora: Corpora, results: Results) -> str:
 
 
 def samples(flags: NanogptSizes, results: Results) -> dict[str, str]:
-    """Beginnings, what was generated with seed 0, and what follows in the text."""
+    """Return beginnings, what was generated with seed 0, and what follows in the text."""
     found = (["## " + name + "\n", *runs[0]["samples"]] for name, runs in results.records.items())
     return {"samples.txt": "\n".join(piece for pieces in found for piece in pieces)}
 
 
 def figures(flags: NanogptSizes, results: Results) -> dict[str, study.Figure]:
-    """Losses by epochs for each kind of tokens, and BLEU by size."""
+    """Draw losses by epochs for each kind of tokens, and BLEU by size."""
     from wflow.plots.networks import Line, learning_curves, lines
 
     drawn, panels = {}, {}
@@ -593,7 +593,7 @@ def figures(flags: NanogptSizes, results: Results) -> dict[str, study.Figure]:
 
 
 def by_epochs(flags: NanogptSizes, history: study.Dataset) -> study.Dataset:
-    """A history whose steps are counted in epochs."""
+    """Return a history whose steps are counted in epochs."""
     share = flags.epochs / max(1, history.sizes["step"])
     return history.assign_coords({dim: history[dim] * share for dim in ("step", "evaluation")})
 

@@ -142,7 +142,7 @@ class PontryaginGpt(networks.NetFlags):
 
 
 def load(flags: PontryaginGpt) -> nets.data.Text:
-    """The text in characters, with as much of its test part as the flags ask for."""
+    """Return the text in characters, with as much of its test part as the flags ask for."""
     if flags.text == "embedded":
         text = nets.data.embedded_text()
     else:
@@ -157,7 +157,7 @@ def load(flags: PontryaginGpt) -> nets.data.Text:
 def network(
     flags: PontryaginGpt, model: Model, vocabulary: int, seed: int, checkpointing: bool = False
 ) -> nets.GPT:
-    """A network with weights drawn from its seed.
+    """Return a network with weights drawn from its seed.
 
     `deep` has blocks of one step each, which make a discrete GPT with transport cost. Size S is the
     discrete GPT itself, and with checkpointing one step of the continuous one, the same function.
@@ -181,13 +181,13 @@ def network(
 
 
 def objective(flags: PontryaginGpt, model: Model) -> Any:
-    """Mean cross-entropy and transport cost, with gradients by costates where it is so trained."""
+    """Return mean cross-entropy and transport cost, by costates where the model is so trained."""
     plain = nets.train.objective(nets.train.cross_entropy, flags.lam * model.cost)
     return nets.control.by_costates(plain) if model.method == "costates" else plain
 
 
 def batches(flags: PontryaginGpt, model: Model, text: nets.data.Text) -> tuple[Any, int]:
-    """Windows in random order, or one batch of them spread over the text; and rows of a batch."""
+    """Return windows in random order, or one batch spread over the text; and rows of a batch."""
     found = window_set(text, flags.context)
     if not model.fixed:
         return found, flags.batch
@@ -197,7 +197,7 @@ def batches(flags: PontryaginGpt, model: Model, text: nets.data.Text) -> tuple[A
 
 
 def plan(flags: PontryaginGpt, text: nets.data.Text, model: Model, seed: int) -> Run:
-    """The training of one network with one seed: Adam at a constant rate, or MSA."""
+    """Return the training of one network with one seed: Adam at a constant rate, or MSA."""
     given, rows = batches(flags, model, text)
     of_msa = model.method == "MSA"
     settings = config(
@@ -251,7 +251,7 @@ ALONG = {
 def measure(
     flags: PontryaginGpt, text: nets.data.Text, model: Model, training: Trained, seed: int
 ) -> Record:
-    """Losses, Hamiltonian, trajectories, and what is asked of the method."""
+    """Return losses, Hamiltonian, trajectories, and what is asked of the method."""
     net, history = training.model, training.history
     if training.diverged:
         return {}
@@ -280,21 +280,21 @@ def measure(
 
 
 def probe(flags: PontryaginGpt, text: nets.data.Text) -> tuple[Tensor, Tensor]:
-    """The first test windows, and their next tokens."""
+    """Return the first test windows, and their next tokens."""
     return next(  # type: ignore[no-any-return]
         iter(nets.data.windows(text.test, context=flags.context, batch=EVALUATION))
     )
 
 
 def in_double(net: torch.nn.Module) -> Any:
-    """A copy in double precision on the CPU, in evaluation mode."""
+    """Return a copy in double precision on the CPU, in evaluation mode."""
     return copy.deepcopy(net).cpu().double().eval()
 
 
 def difference(
     flags: PontryaginGpt, text: nets.data.Text, net: torch.nn.Module, seed: int
 ) -> float:
-    """Relative difference of the gradients of back-propagation and costates, with dropout."""
+    """Return the relative difference of gradients by back-propagation and costates (dropout)."""
     import torch
 
     inputs, targets = probe(flags, text)
@@ -322,7 +322,7 @@ class Along(NamedTuple):
 
 
 def along(flags: PontryaginGpt, text: nets.data.Text, model: Model, net: torch.nn.Module) -> Along:
-    """The Hamiltonian on the first test windows, without dropout."""
+    """Return the Hamiltonian on the first test windows, without dropout."""
     inputs, targets = probe(flags, text)
     loss = partial(nets.train.cross_entropy, targets=targets)
     found = nets.control.extremal(in_double(net), inputs, loss, weight=flags.lam * model.cost)
@@ -335,7 +335,7 @@ def along(flags: PontryaginGpt, text: nets.data.Text, model: Model, net: torch.n
 
 
 def order(flags: PontryaginGpt, text: nets.data.Text, model: Model, net: torch.nn.Module) -> float:
-    """Order in the length of the steps at which the range of the Hamiltonian falls."""
+    """Return the order in the length of the steps at which the range of the Hamiltonian falls."""
     copied, found = in_double(net), []
     for factor in FINER:
         copied.body.steps = factor * flags.steps
@@ -344,7 +344,7 @@ def order(flags: PontryaginGpt, text: nets.data.Text, model: Model, net: torch.n
 
 
 def agreement(flags: PontryaginGpt, text: nets.data.Text, model: Model, seed: int) -> Record:
-    """Losses of short trainings in double: costates, and weights that begin a rounding apart."""
+    """Return losses of short trainings in double: by costates, and from perturbed weights."""
     import torch
 
     settings = config(flags.compared, flags.batch, flags.rate, seed, device="cpu")
@@ -367,7 +367,7 @@ def agreement(flags: PontryaginGpt, text: nets.data.Text, model: Model, seed: in
 
 
 def memories(flags: PontryaginGpt, text: nets.data.Text, model: Model) -> Record:
-    """Memory of an iteration (MB) by each way to gradients, beyond weights and their gradients."""
+    """Return the memory of an iteration (MB) by each method, beyond weights and gradients."""
     inputs, targets = window_set(text, flags.context)[: flags.batch]
     plain = objective(flags, model._replace(method="back-propagation"))
     ways: dict[str, tuple[Any, bool]] = {
@@ -391,7 +391,7 @@ def memories(flags: PontryaginGpt, text: nets.data.Text, model: Model) -> Record
 
 
 def steps_of(history: Any) -> Record:
-    """What became of the steps of the maximum principle."""
+    """Return what became of the steps of the maximum principle."""
     before, after = history["loss"].values, history["loss_after"].values
     groups = np.maximum(1, history["unconverged"].values.max())
     return {
@@ -420,18 +420,18 @@ def adam_beside(results: Results, name: str) -> dict[str, FloatArray]:
 
 
 def spent(history: Any) -> FloatArray:
-    """Seconds of training before each evaluation."""
+    """Return seconds of training before each evaluation."""
     passed: FloatArray = np.concatenate([[0.0], history["seconds"].values.cumsum()])
     return passed[history["evaluation"].values]
 
 
 def last_test(history: Any, at: FloatArray, limit: float) -> float:
-    """The last test loss at or before a limit."""
+    """Return the last test loss at or before a limit."""
     return float(history["test_loss"].values[np.flatnonzero(at <= limit)[-1]])
 
 
 def beside(name: str) -> str:
-    """The model that Adam trains by costates, with the same body and cost."""
+    """Return the model that Adam trains by costates, with the same body and cost."""
     asked = MODELS[name]._replace(method="costates", fixed=False)
     return next(other for other, model in MODELS.items() if model == asked)
 
@@ -441,7 +441,7 @@ def beside(name: str) -> str:
 
 
 def report(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> str:
-    """What was done, and the tables."""
+    """Return what was done, and the tables."""
     names = list(results.records)
     column = columns(results, names)
     pieces = [
@@ -508,7 +508,7 @@ def report(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> str:
 
 
 def lead(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> str:
-    """Data, settings and methods, in words."""
+    """Return the data, settings and methods, in words."""
     return (
         f"{networks.caption(flags, flags.seeds, results, text.source)} S has one block, continuous "
         "takes it as the velocity of Euler steps, T = 1, deep has blocks of one step each; fixed: "
@@ -570,7 +570,7 @@ def losses_figure(results: Results, bodies: Mapping[str, Mapping[str, str]]) -> 
 
 @style()
 def hamiltonian_figure(results: Results, bodies: Mapping[str, Mapping[str, str]]) -> study.Figure:
-    """The Hamiltonian along depth before and after the training, mean and range over seeds."""
+    """Draw the Hamiltonian along depth before and after the training, mean and range over seeds."""
     figure, axes = grid(1, len(bodies), PAGE, 3.0)
     for axis, (body, names) in zip(axes[0], bodies.items(), strict=True):
         for name, label in names.items():
@@ -593,7 +593,7 @@ def hamiltonian_figure(results: Results, bodies: Mapping[str, Mapping[str, str]]
 
 @style()
 def steps_figure(results: Results, names: list[str]) -> study.Figure:
-    """Loss of the batch before each step of MSA, and rho."""
+    """Draw loss of the batch before each step of MSA, and rho."""
     figure, axes = grid(1, 2, PAGE, 2.8)
     curves = {name: results.histories[name] for name in names}
     colours = dict(zip(names, CYCLE, strict=False))
@@ -610,7 +610,7 @@ def steps_figure(results: Results, names: list[str]) -> study.Figure:
 
 
 def findings(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> list[Finding]:
-    """What theory and report say, with verdicts."""
+    """Return what theory and report say, with verdicts."""
     of = results.values
     ratios = partial(claim, compare=partial(networks.paired, ratio=True))
 
@@ -641,7 +641,7 @@ def findings(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> li
         return [name for name, model in MODELS.items() if model.body == body]
 
     def pairs(key: str) -> dict[str, Pair]:
-        """Without and with the transport cost."""
+        """Return pairs without and with the transport cost."""
         return {label: (of(b, key), of(a, key)) for label, (a, b) in costs.items()}
 
     def memory(key: str, words: str) -> Finding:

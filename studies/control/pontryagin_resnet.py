@@ -115,7 +115,7 @@ class PontryaginResnet(networks.NetFlags):
 
 
 def models(flags: PontryaginResnet) -> dict[str, Model]:
-    """The networks of the data sets, set by set."""
+    """Return the networks of the data sets, set by set."""
     return {
         name: model for data in flags.datasets for name, model in MODELS.items()
         if model.data == data
@@ -140,7 +140,7 @@ RED: dict[str, Callable[[FloatArray], NDArray[np.bool_]]] = {
 
 
 def spiral(x: FloatArray, generator: np.random.Generator) -> FloatArray:
-    """Two arms, of the points of the upper and of the lower half of the square."""
+    """Return two arms, of the points of the upper and of the lower half of the square."""
     along = np.sqrt(0.5 + 0.5 * x[:, 0])  # as dense outside as inside
     angle = 1.25 * 2 * math.pi * along + math.pi * (x[:, 1] > 0)
     arms = along[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
@@ -148,7 +148,7 @@ def spiral(x: FloatArray, generator: np.random.Generator) -> FloatArray:
 
 
 def points(data: str, count: int, *seed: int) -> tuple[Tensor, Tensor]:
-    """Points (count, 2) of a data set in [-1, 1]^2, float32, and their classes."""
+    """Return points (count, 2) of a data set in [-1, 1]^2, float32, and their classes."""
     import torch
 
     generator = np.random.default_rng([16, *seed])
@@ -164,7 +164,7 @@ def points(data: str, count: int, *seed: int) -> tuple[Tensor, Tensor]:
 
 
 def network(flags: PontryaginResnet, model: Model, seed: int) -> nets.ControlledResNet:
-    """A network of steps of length 1, as the classic one has; equal weights for equal seeds."""
+    """Return a network of steps of length 1, as the classic one; equal seeds, equal weights."""
     import torch
 
     torch.manual_seed(seed)
@@ -174,7 +174,7 @@ def network(flags: PontryaginResnet, model: Model, seed: int) -> nets.Controlled
 
 
 def plan(flags: PontryaginResnet, _: None, model: Model, seed: int) -> Run:
-    """The training of one network with one seed, on the whole data set in every iteration."""
+    """Return the training of one network with one seed, by the whole data set in each step."""
     from torch.nn import functional
 
     from wflow.nets import control, train
@@ -196,7 +196,7 @@ def plan(flags: PontryaginResnet, _: None, model: Model, seed: int) -> Run:
     )  # fmt: skip
 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:
-        """Loss and accuracy of points that were not trained on."""
+        """Return loss and accuracy of points that were not trained on."""
         output = net(held.to(next(net.parameters()).device)).output.cpu()
         return {
             "test_loss": float(functional.cross_entropy(output, labels)),
@@ -226,7 +226,7 @@ SCALARS = {
 
 
 def measure(flags: PontryaginResnet, _: None, model: Model, training: Trained, seed: int) -> Record:
-    """Losses, passes, errors of the gradients, and for seed 0 what figures show."""
+    """Return losses, passes, errors of the gradients, and for seed 0 what figures show."""
     import torch
     from torch.nn import functional
 
@@ -253,7 +253,7 @@ def measure(flags: PontryaginResnet, _: None, model: Model, training: Trained, s
 
 
 def passes(model: Model, history: study.Dataset) -> tuple[FloatArray, FloatArray]:
-    """Evaluations and vector-Jacobian products of f, per layer, in each iteration.
+    """Return evaluations and vector-Jacobian products of f, per layer, in each iteration.
 
     The sweep of costates evaluates each layer twice; see `nets.control.MSA` for the others.
     """
@@ -266,12 +266,12 @@ def passes(model: Model, history: study.Dataset) -> tuple[FloatArray, FloatArray
 
 
 def losses(record: Record, history: study.Dataset) -> FloatArray:
-    """Training loss before each iteration, and after the last."""
+    """Return the training loss before each iteration, and after the last."""
     return np.append(history["loss"].values.astype(float), record["loss"])
 
 
 def mismatch(found: Sequence[torch.nn.Module], x: Tensor, y: Tensor) -> float:
-    """Largest error of costate gradients over the largest of autograd, in double precision."""
+    """Return the largest error of costate gradients over the largest of autograd, in double."""
     import torch
     from torch.nn import functional
 
@@ -288,7 +288,7 @@ def mismatch(found: Sequence[torch.nn.Module], x: Tensor, y: Tensor) -> float:
 
 
 def kilobytes(flags: PontryaginResnet, model: Model, device: torch.device) -> float:
-    """Peak of the tensors of an iteration, the optimiser's and the gradients among them."""
+    """Return the peak of the tensors of an iteration, with those of optimiser and gradients."""
     run = plan(flags, None, model, 0)
     optimizer = run.config.optimizer
     if isinstance(optimizer, nets.control.MSA):
@@ -302,7 +302,7 @@ def kilobytes(flags: PontryaginResnet, model: Model, device: torch.device) -> fl
 
 
 def pictured(net: nets.ControlledResNet, x: Tensor, y: Tensor) -> Record:
-    """Points, probabilities of the second class on a square, and states along the layers."""
+    """Return points, probabilities of the second class on a square, and states along the layers."""
     import torch
 
     line = torch.linspace(-1.1, 1.1, SIDE, device=x.device)
@@ -337,12 +337,12 @@ class Course(NamedTuple):
     passed: FloatArray  # passes through the layers, forward and backward
 
     def after(self, budget: float) -> float:
-        """The loss after the last iteration that the budget of passes pays for."""
+        """Return the loss after the last iteration that the budget of passes pays for."""
         return float(self.loss[np.searchsorted(self.passed, budget, side="right") - 1])
 
 
 def courses(results: Results, name: str) -> list[Course]:
-    """The trainings of a network, by seed."""
+    """Return the trainings of a network, by seed."""
     return [
         Course(
             losses(record, history),
@@ -353,7 +353,7 @@ def courses(results: Results, name: str) -> list[Course]:
 
 
 def at_equal_work(results: Results, name: str, other: str) -> Pair:
-    """Training losses of two networks after the passes that the cheaper training had, by seed."""
+    """Return training losses of two networks after the passes of the cheaper training, by seed."""
     pairs = []
     for runs in zip(courses(results, name), courses(results, other), strict=True):
         budget = min(run.passed[-1] for run in runs)
@@ -363,7 +363,7 @@ def at_equal_work(results: Results, name: str, other: str) -> Pair:
 
 
 def after_iterations(results: Results, name: str, count: int) -> FloatArray:
-    """Training losses after so many iterations, or after the last, by seed."""
+    """Return the training losses after so many iterations, or after the last, by seed."""
     return np.array([run.loss[: count + 1][-1] for run in courses(results, name)])
 
 
@@ -372,7 +372,7 @@ def after_iterations(results: Results, name: str, count: int) -> FloatArray:
 
 
 def by_data(results: Results) -> dict[str, list[str]]:
-    """Names of the networks of each data set."""
+    """Return names of the networks of each data set."""
     found: dict[str, list[str]] = {}
     for name in results.records:
         found.setdefault(MODELS[name].data, []).append(name)
@@ -380,7 +380,7 @@ def by_data(results: Results) -> dict[str, list[str]]:
 
 
 def report(flags: PontryaginResnet, _: None, results: Results) -> str:
-    """What was done, and a table for each data set."""
+    """Return what was done, and a table for each data set."""
     count = sum(p.numel() for p in network(flags, Model("linear"), 0).parameters())
     names = by_data(results)
     caption = networks.caption(flags, flags.seeds, results, f"drawn, {', '.join(names)}")
@@ -398,7 +398,7 @@ def report(flags: PontryaginResnet, _: None, results: Results) -> str:
 
 
 def table_of(results: Results, names: Sequence[str]) -> str:
-    """The table of some networks."""
+    """Return the table of some networks."""
     runs = {name: courses(results, name) for name in names}
     budget = min(run.passed[-1] for found in runs.values() for run in found)
     first, column = [results.records[name][0] for name in names], columns(results, names)
@@ -432,7 +432,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 @style()
 def curves(models: Mapping[str, Model], results: Results) -> study.Figure:
-    """Training loss by iterations and by passes, test accuracy by passes; a row for each scheme."""
+    """Draw the training loss by iterations and by passes, and test accuracy; a row per scheme."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     schemes = list(dict.fromkeys(model.scheme for model in models.values()))
@@ -463,7 +463,7 @@ def curves(models: Mapping[str, Model], results: Results) -> study.Figure:
 
 
 def _curve(row: Sequence[Axes], results: Results, name: str, look: Mapping[str, Any]) -> None:
-    """Geometric mean and range of the losses, mean and range of the accuracy, over the seeds."""
+    """Plot geometric mean and range of the losses, mean and range of the accuracy, over seeds."""
     every = zip(results.histories[name], results.records[name], courses(results, name), strict=True)
     runs = [(history, course) for history, record, course in every if not record["diverged"]]
     if not runs:
@@ -485,7 +485,7 @@ def _curve(row: Sequence[Axes], results: Results, name: str, look: Mapping[str, 
 def panels(
     results: Results, names: Sequence[str], draw: Callable[[Axes, Record], None]
 ) -> study.Figure:
-    """What is drawn of seed 0 of each network: a row for each scheme, a column for each method."""
+    """Draw seed 0 of each network: a row for each scheme, a column for each method."""
     schemes = list(dict.fromkeys(MODELS[name].scheme for name in names))
     methods = list(dict.fromkeys(MODELS[name].method for name in names))
     side = PAGE / len(methods)
@@ -504,7 +504,7 @@ def panels(
 
 
 def region(axis: Axes, record: Record) -> None:
-    """Probability of the second class on a square, and training points."""
+    """Plot the probability of the second class on a square, and training points."""
     from matplotlib.colors import LinearSegmentedColormap
 
     shades = LinearSegmentedColormap.from_list("classes", ["#8fb0c6", "#ffffff", "#e6a98d"])
@@ -519,7 +519,7 @@ def region(axis: Axes, record: Record) -> None:
 
 
 def trajectories(axis: Axes, record: Record) -> None:
-    """Paths of training points to the classifier, in a plane across its boundary."""
+    """Plot paths of training points to the classifier, in a plane across its boundary."""
     states = np.array(record["states"])
     colours = [COLOURS[k] for k in record["classes"][: states.shape[1]]]
     for path, colour in zip(states.swapaxes(0, 1), colours, strict=True):
@@ -531,7 +531,7 @@ def trajectories(axis: Axes, record: Record) -> None:
 
 
 def figures(flags: PontryaginResnet, results: Results) -> dict[str, study.Figure]:
-    """Curves, decision regions and trajectories of each data set."""
+    """Draw curves, decision regions and trajectories of each data set."""
     found: dict[str, study.Figure] = {}
     for data, names in by_data(results).items():
         models = {name: MODELS[name] for name in names}
@@ -550,7 +550,7 @@ def figures(flags: PontryaginResnet, results: Results) -> dict[str, study.Figure
 
 
 def findings(flags: PontryaginResnet, _: None, results: Results) -> list[Finding]:
-    """Claims of the report and of the papers on which it builds, with their verdicts."""
+    """Return claims of the report and of the papers on which it builds, with their verdicts."""
     known, of = list(by_data(results)), results.values
     ratios = partial(claim, compare=partial(networks.paired, ratio=True))
 

@@ -45,16 +45,16 @@ class Gpt2Flags(texts.TextFlags):
     """Whether one step of a continuous model at a time is kept for the gradient, for memory."""
 
     def warm_up(self) -> int:
-        """Iterations in which the rate rises."""
+        """Return the number of iterations in which the rate rises."""
         raise NotImplementedError
 
     def as_published(self) -> bool:
-        """Whether the text is the published one."""
+        """Return whether the text is the published one."""
         raise NotImplementedError
 
 
 def models(flags: Gpt2Flags) -> dict[str, ott.Model]:
-    """The models by name."""
+    """Return the models by name."""
     return {
         "baseline": ott.Model("baseline"),
         "unregularised": ott.Model("continuous"),
@@ -63,7 +63,7 @@ def models(flags: Gpt2Flags) -> dict[str, ott.Model]:
 
 
 def network(flags: Gpt2Flags, model: ott.Model, vocabulary: int, seed: int) -> nets.GPT:
-    """A network with weights drawn from its seed: biases and layer norms, as published."""
+    """Return a network with weights drawn from its seed: biases and layer norms, as published."""
     import torch
 
     torch.manual_seed(seed)
@@ -79,14 +79,14 @@ def network(flags: Gpt2Flags, model: ott.Model, vocabulary: int, seed: int) -> n
 
 
 def plan(flags: Gpt2Flags, text: Any, model: ott.Model, seed: int) -> Run:
-    """The training run of one model with one seed."""
+    """Return the training run of one model with one seed."""
     net = network(flags, model, text.vocabulary, seed)
     warm_up = flags.warm_up()
     return texts.training(flags, net, text, seed, lam=model.lam, warm_up=warm_up, betas=(0.9, 0.95))
 
 
 def findings(flags: Gpt2Flags, text: Any, results: Results) -> list[study.Finding]:
-    """Claims of the paper, with their verdicts."""
+    """Return claims of the paper, with their verdicts."""
     table = f"[OTT] {flags.table}"
     made = partial(claim, unit="")
     verdicts = [
@@ -121,7 +121,7 @@ def findings(flags: Gpt2Flags, text: Any, results: Results) -> list[study.Findin
 
 
 def report(flags: Gpt2Flags, text: Any, results: Results) -> str:
-    """The tables, beside the published ones."""
+    """Return the tables, beside the published ones."""
     names, listed, published = list(results.records), models(flags), ott.PUBLISHED[flags.table]
     column = partial(networks.column, results)
     sizes = [network(flags, listed[name], text.vocabulary, 0).count() for name in names]
@@ -163,7 +163,7 @@ def report(flags: Gpt2Flags, text: Any, results: Results) -> str:
 
 
 def experiment(name: str, load: Callable[[Any], Any]) -> networks.Experiment[Any, Any]:
-    """The study of a text that `load` makes of the flags."""
+    """Return the study of a text that `load` makes of the flags."""
     return networks.Experiment(
         name=name, models=models, load=load, plan=plan,
         measure=lambda flags, text, _, trained, seed: texts.measured(flags, text, trained, seed),

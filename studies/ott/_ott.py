@@ -44,7 +44,7 @@ class Model(NamedTuple):
 
 
 def in_continuous_time(body: nn.Module, kind: Kind, steps: int, **options: Any) -> nn.Module:
-    """Blocks as they are, as the velocity of one system, or as one system per block (N-ODE)."""
+    """Return blocks as they are, as the velocity of one system, or as a system each (N-ODE)."""
     if kind == "baseline":
         return body
     form = nets.ContinuousTransformer if kind == "continuous" else nets.NodeTransformer
@@ -52,7 +52,7 @@ def in_continuous_time(body: nn.Module, kind: Kind, steps: int, **options: Any) 
 
 
 def parameters(*blocks: nn.Module, biases: bool = True) -> int:
-    """Numbers that are trained in blocks, with their layer norms; without biases if asked."""
+    """Count the parameters of blocks, with their layer norms; without biases if asked."""
     named = [each for block in blocks for each in block.named_parameters()]
     return sum(p.numel() for name, p in named if biases or not name.endswith("bias"))
 
@@ -68,7 +68,7 @@ def training(
     *,
     checkpoints: int = 1,
 ) -> Run:
-    """Adam for the epochs of the flags, with an evaluation on the batches of `tests` after each.
+    """Return a training by Adam for the epochs of the flags, evaluated on `tests` after each.
 
     A checkpoint is written every `checkpoints` epochs.
     """
@@ -90,7 +90,7 @@ def training(
 
 
 def trained_texts(inputs: str) -> dict[str, tuple[str, str]]:
-    """Text and unit of what is measured of every classifier, of which on some inputs."""
+    """Return text and unit of the quantities of every classifier, of which on some inputs."""
     return {
         "final": ("test accuracy after the last epoch", "1"),
         "best": ("best test accuracy of any epoch", "1"),
@@ -107,7 +107,7 @@ def classified(
     device: torch.device,
     processes: nets.train.Processes | None = None,
 ) -> dict[str, float]:
-    """Share of right answers and mean cross-entropy over batches (inputs..., labels).
+    """Return the share of right answers and mean cross-entropy over batches (inputs..., labels).
 
     The processes take turns with the batches, and all get the result.
     """
@@ -126,12 +126,12 @@ def classified(
 
 
 def steepest(history: Any) -> float:
-    """Largest norm of a gradient in a training that is finite; NaN where none is."""
+    """Return the largest norm of a gradient in a training that is finite; NaN where none is."""
     return largest(history["gradient_norm"].values)
 
 
 def largest(values: Iterable[float]) -> float:
-    """The largest finite one of some numbers; NaN where none is."""
+    """Return the largest finite number; NaN where none is finite."""
     return max((float(value) for value in values if math.isfinite(value)), default=math.nan)
 
 
@@ -142,14 +142,14 @@ def largest(values: Iterable[float]) -> float:
 def more(
     results: Results, key: str, than: str = "baseline", place: Any = ..., model: str = "continuous"
 ) -> Pair:
-    """A quantity of a model, and of another one, for a claim that the former has more of it."""
+    """Return a quantity of a model and of another, for a claim that the former has more of it."""
     return results.values(model, key, place), results.values(than, key, place)
 
 
 def less(
     results: Results, key: str, than: str = "baseline", place: Any = ..., model: str = "continuous"
 ) -> Pair:
-    """A quantity of a model, and of another one, for a claim that the former has less of it."""
+    """Return a quantity of a model and of another, for a claim that the former has less of it."""
     high, low = more(results, key, than, place, model)
     return -high, -low
 
@@ -161,7 +161,7 @@ def claim(
     unit: str = "points",
     labels: Sequence[str] = (),
 ) -> study.Finding:
-    """Whether the first numbers of each pair lie above the second ones: see `networks.compared`."""
+    """Decide whether the first numbers of each pair exceed the second: see `networks.compared`."""
     texts, verdicts = zip(*(networks.compared(*pair, unit=unit) for pair in pairs), strict=True)
     if labels:
         texts = tuple(f"{label}: {text}" for label, text in zip(labels, texts, strict=True))
@@ -171,7 +171,7 @@ def claim(
 def no_better(
     statement: str, source: str, *pairs: Pair, labels: Sequence[str] = ()
 ) -> study.Finding:
-    """Whether accuracies do not lie above others by more than their spread."""
+    """Decide whether accuracies do not exceed others by more than their spread."""
     found = claim(statement, source, *pairs, labels=labels)
     opposite: dict[study.frame.Verdict, study.frame.Verdict]
     opposite = {"confirmed": "not confirmed", "not confirmed": "confirmed"}
@@ -185,7 +185,7 @@ def no_better(
 
 
 def with_published_conventions(found: Sequence[study.Finding], flags: Any) -> list[study.Finding]:
-    """Verdicts that say whether the habits of the published code were followed."""
+    """Return verdicts that say whether the habits of the published code were followed."""
     if not flags.published:
         return list(found)
     words = "with the habits of the published code: "
@@ -207,7 +207,7 @@ def millions(count: int) -> str:
 def accuracies(
     results: Results, published: Mapping[str, Mapping[str, str]]
 ) -> dict[str, list[str]]:
-    """Columns of the test accuracies of the last and of the best epoch, beside the printed ones."""
+    """Return columns of the test accuracies of the last and the best epoch, beside printed ones."""
     final, best = published["final"], published["best"]
     return {
         "test accuracy (%)": networks.column(results, "final", percent),
@@ -219,7 +219,7 @@ def accuracies(
 
 
 def motions(results: Results) -> dict[str, list[str]]:
-    """Columns of how hidden states move."""
+    """Return columns of how hidden states move."""
     styles = {
         "arc over chord": ("straightness", ".3f"),
         "speed variation": ("speed_variation", ".3f"),
@@ -229,7 +229,7 @@ def motions(results: Results) -> dict[str, list[str]]:
 
 
 def beside(results: Results, printed: Mapping[str, str]) -> list[str]:
-    """Column of what is printed of every model."""
+    """Return the column of what is printed of every model."""
     return [printed.get(name, "–") for name in results.records]
 
 
@@ -242,7 +242,7 @@ def by_level(
     style: str | Callable[[float], str] = percent,
     unit: str = " (%)",
 ) -> str:
-    """Table of a quantity at every level of a perturbation, beside what is printed."""
+    """Return the table of a quantity at every level of a perturbation, beside what is printed."""
     rows = [networks.column(results, key, style, k) for k in range(len(levels))]
     table = {title: [f"{level:g}" for level in levels]}
     for name, *cells in zip(results.records, *rows, strict=True):
@@ -255,7 +255,7 @@ def by_level(
 def at_levels(
     results: Results, key: str, levels: Sequence[float], names: Iterable[str] = ()
 ) -> list[Line]:
-    """Lines of a quantity against the level of a perturbation, of some models or of all."""
+    """Return lines of a quantity against the level of a perturbation, of some models or all."""
     from wflow.plots.networks import Line
 
     chosen = names or results.records
@@ -265,7 +265,7 @@ def at_levels(
 def learning_curves(
     results: Results, *shown: Literal["test_loss", "accuracy"]
 ) -> dict[str, study.Figure]:
-    """Figure of the training loss, and of what else of a training is to be shown."""
+    """Draw the figure of the training loss, and of what else of a training is to be shown."""
     from wflow.plots import networks as plots
 
     titles = {"data": "training loss", "test_loss": "test loss", "accuracy": "test accuracy"}

@@ -100,7 +100,7 @@ class CatsDogs(networks.NetFlags):
 
 
 def models(flags: CatsDogs) -> dict[str, ott.Model]:
-    """The models of [OTT] Table 8 by name."""
+    """Return the models of [OTT] Table 8 by name."""
     return {
         "baseline": ott.Model("baseline"),
         "node": ott.Model("node"),
@@ -111,7 +111,7 @@ def models(flags: CatsDogs) -> dict[str, ott.Model]:
 
 
 def seeds(flags: CatsDogs) -> dict[str, int]:
-    """Training runs of every model."""
+    """Return the number of training runs of every model."""
     return {
         name: min(flags.seeds, flags.seeds_node) if model.kind == "node" else flags.seeds
         for name, model in models(flags).items()
@@ -123,7 +123,7 @@ def seeds(flags: CatsDogs) -> dict[str, int]:
 
 
 def load(flags: CatsDogs) -> nets.data.Images:
-    """The pictures that the flags ask for."""
+    """Return the pictures that the flags ask for."""
     if flags.dataset == "digits":
         return nets.data.digits()
     images = nets.data.cats_and_dogs(folder=flags.data, pixels=PIXELS if flags.published else 96)
@@ -132,7 +132,7 @@ def load(flags: CatsDogs) -> nets.data.Images:
 
 
 def network(flags: CatsDogs, model: ott.Model, images: nets.data.Images, seed: int) -> nets.ViT:
-    """A network with weights drawn from its seed."""
+    """Return a network with weights drawn from its seed."""
     import torch
 
     torch.manual_seed(seed)
@@ -154,7 +154,7 @@ def network(flags: CatsDogs, model: ott.Model, images: nets.data.Images, seed: i
 
 
 def plan(flags: CatsDogs, images: nets.data.Images, model: ott.Model, seed: int) -> Run:
-    """The training run of one model with one seed."""
+    """Return the training run of one model with one seed."""
     batches = nets.data.ImageBatches(
         images.train_images, images.train_labels, batch=flags.batch, seed=seed, mean=images.mean,
         std=images.std, augment=nets.data.RandomCrops(seed=seed, scale=(flags.scale, 1.0)),
@@ -199,7 +199,7 @@ NUMBERS = ott.trained_texts("the first test pictures") | {
 def measure(
     flags: CatsDogs, images: nets.data.Images, model: ott.Model, training: Trained, seed: int
 ) -> Record:
-    """All quantities of a trained network, in single precision."""
+    """Return all quantities of a trained network, in single precision."""
     net, device, history = training.model, training.device, training.history
     if training.diverged:
         return {}
@@ -219,7 +219,7 @@ def measure(
 
 
 def findings(flags: CatsDogs, images: nets.data.Images, results: Results) -> list[study.Finding]:
-    """Claims of the paper, with their verdicts."""
+    """Return claims of the paper, with their verdicts."""
     baseline, node, node_cost, plain, ours = (
         results.values(name, "final")
         for name in ("baseline", "node", "node with cost", "unregularised", "continuous")
@@ -252,7 +252,7 @@ def findings(flags: CatsDogs, images: nets.data.Images, results: Results) -> lis
 
 
 def steadier(baseline: np.ndarray, ours: np.ndarray) -> study.Finding:
-    """Whether accuracies of the continuous model spread less over seeds: F test of variances.
+    """Decide whether accuracies of the continuous model spread less over seeds, by an F test.
 
     Few seeds confirm large ratios alone: the published one, 2.8 of three seeds each, would not do.
     """
@@ -281,7 +281,7 @@ def steadier(baseline: np.ndarray, ours: np.ndarray) -> study.Finding:
 
 
 def report(flags: CatsDogs, images: nets.data.Images, results: Results) -> str:
-    """The tables, beside the published ones."""
+    """Return the tables, beside the published ones."""
     names, published = list(results.records), ott.PUBLISHED["Table 8"]
     column, listed = partial(networks.column, results), models(flags)
 

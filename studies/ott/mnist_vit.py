@@ -88,7 +88,7 @@ class MnistVit(networks.NetFlags):
 
 
 def load(flags: MnistVit) -> nets.data.Images:
-    """The digits that the flags ask for."""
+    """Return the digits that the flags ask for."""
     if flags.dataset == "mnist":
         part = None if flags.digits == MNIST else flags.digits
         return nets.data.mnist(folder=flags.data, digits=part)
@@ -104,7 +104,7 @@ def load(flags: MnistVit) -> nets.data.Images:
 
 
 def network(flags: MnistVit, name: str, images: nets.data.Images, seed: int) -> nets.ViT:
-    """A model with weights drawn from its seed."""
+    """Return a model with weights drawn from its seed."""
     import torch
 
     torch.manual_seed(seed)
@@ -123,7 +123,7 @@ def network(flags: MnistVit, name: str, images: nets.data.Images, seed: int) -> 
 
 
 def plan(flags: MnistVit, images: nets.data.Images, name: str, seed: int) -> Run:
-    """The training run of one model with one seed."""
+    """Return the training run of one model with one seed."""
     import torch
 
     source = nets.data.ImageBatches(
@@ -142,7 +142,7 @@ def plan(flags: MnistVit, images: nets.data.Images, name: str, seed: int) -> Run
 
 
 def normalised(images: nets.data.Images, pixels: torch.Tensor | None = None) -> torch.Tensor:
-    """Inputs of the network (n, 1, height, width): the test images, or `pixels` in [0, 1]."""
+    """Return inputs (n, 1, height, width) of the network: test images, or `pixels` in [0, 1]."""
     values = nets.data.unit(images.test_images) if pixels is None else pixels
     return ((values - images.mean) / images.std).unsqueeze(1)
 
@@ -150,7 +150,7 @@ def normalised(images: nets.data.Images, pixels: torch.Tensor | None = None) -> 
 def batches(
     inputs: torch.Tensor, labels: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Pieces of the test data."""
+    """Yield pieces of the test data."""
     return zip(inputs.split(EVALUATION), labels.long().split(EVALUATION), strict=True)
 
 
@@ -174,7 +174,7 @@ COORDS = {
 def measure(
     flags: MnistVit, images: nets.data.Images, name: str, training: Trained, seed: int
 ) -> Record:
-    """All quantities of a trained network, in single precision."""
+    """Return all quantities of a trained network, in single precision."""
     model, device = training.model, training.device
     if training.diverged:
         return {}
@@ -212,7 +212,7 @@ def measure(
 
 
 def findings(flags: MnistVit, images: nets.data.Images, results: Results) -> list[study.Finding]:
-    """Claims of the paper, with their verdicts."""
+    """Return claims of the paper, with their verdicts."""
     table, robust = "[OTT] Table 7", "[OTT] Table 3"
     levels = range(1, len(LEVELS))
     labels = [f"{level:g}" for level in LEVELS[1:]]
@@ -250,7 +250,7 @@ def findings(flags: MnistVit, images: nets.data.Images, results: Results) -> lis
 
 
 def report(flags: MnistVit, images: nets.data.Images, results: Results) -> str:
-    """The tables, beside the published ones."""
+    """Return the tables, beside the published ones."""
     names = list(results.records)
     sizes = [str(ott.parameters(network(flags, name, images, 0))) for name in names]
     column = partial(networks.column, results)
@@ -287,7 +287,7 @@ def report(flags: MnistVit, images: nets.data.Images, results: Results) -> str:
 
 
 def figures(flags: MnistVit, results: Results) -> dict[str, study.Figure]:
-    """Learning curves; accuracy under noise and against the number of steps."""
+    """Draw the learning curves; accuracy under noise and against the number of steps."""
     from wflow.plots.networks import lines
 
     panels = {

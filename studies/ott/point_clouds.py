@@ -116,7 +116,7 @@ class PointClouds(networks.NetFlags):
 
 
 def models(flags: PointClouds) -> dict[str, ott.Model]:
-    """The models by name."""
+    """Return the models by name."""
     return {
         "baseline": ott.Model("baseline"),
         "node": ott.Model("node", flags.lam_node),
@@ -146,7 +146,7 @@ class Data(NamedTuple):
     def tests(
         self, points: torch.Tensor | None = None, mask: torch.Tensor | None = None
     ) -> Iterator[tuple[torch.Tensor, ...]]:
-        """Pieces of the test clouds, or of what a perturbation has made of them."""
+        """Yield pieces of the test clouds, or of what a perturbation has made of them."""
         if points is None:
             points, mask = self.points, self.mask
         given = (points, self.labels) if mask is None else (points, mask, self.labels)
@@ -154,7 +154,7 @@ class Data(NamedTuple):
 
 
 def load(flags: PointClouds) -> Data:
-    """The clouds that the flags ask for."""
+    """Return the clouds that the flags ask for."""
     data = nets.data
     if flags.dataset == "mnist":
         clouds = data.mnist_clouds(folder=flags.data, digits=flags.train or None)
@@ -171,7 +171,7 @@ def load(flags: PointClouds) -> Data:
 
 
 def with_tests(flags: PointClouds, clouds: nets.data.PointClouds) -> Data:
-    """Clouds with the test clouds that every model and seed sees."""
+    """Return clouds with the test clouds that every model and seed sees."""
     import torch
 
     count = len(clouds.test_points)
@@ -194,7 +194,7 @@ def with_tests(flags: PointClouds, clouds: nets.data.PointClouds) -> Data:
 def network(
     flags: PointClouds, model: ott.Model, clouds: nets.data.PointClouds, seed: int
 ) -> nets.SetTransformer:
-    """A model with weights drawn from its seed."""
+    """Return a model with weights drawn from its seed."""
     import torch
 
     torch.manual_seed(seed)
@@ -212,7 +212,7 @@ def network(
 
 
 def size_of_blocks(net: nets.SetTransformer) -> tuple[int, int]:
-    """Parameters of the induced blocks: all of them, and without biases.
+    """Return parameters of the induced blocks: all of them, and without biases.
 
     The blocks are the body and, in the baseline, what embeds points; the linear map in front of a
     continuous model is none of them. Without biases, and rounded, these are the numbers of [OTT].
@@ -226,7 +226,7 @@ def size_of_blocks(net: nets.SetTransformer) -> tuple[int, int]:
 
 
 def plan(flags: PointClouds, data: Data, model: ott.Model, seed: int) -> Run:
-    """The training run of one model with one seed."""
+    """Return the training run of one model with one seed."""
     import torch
 
     source = nets.data.CloudBatches(
@@ -264,7 +264,7 @@ COORDS = {
 def measure(
     flags: PointClouds, data: Data, model: ott.Model, training: Trained, seed: int
 ) -> Record:
-    """All quantities of a trained network, in single precision."""
+    """Return all quantities of a trained network, in single precision."""
     history = training.history
     record: Record = {"gradient": ott.steepest(history)}
     if training.diverged:
@@ -296,7 +296,7 @@ def measure(
 
 
 def moving(net: Any, data: Data, device: torch.device) -> Record:
-    """How straight the points of the first test clouds move; the mask goes to the blocks."""
+    """Return how straight the points of the first test clouds move; blocks receive the mask."""
     import torch
 
     points, *masks, _ = (each.to(device) for each in next(data.tests()))
@@ -309,7 +309,7 @@ def moving(net: Any, data: Data, device: torch.device) -> Record:
 
 
 def findings(flags: PointClouds, data: Data, results: Results) -> list[study.Finding]:
-    """Claims of the paper, with their verdicts."""
+    """Return claims of the paper, with their verdicts."""
 
     def kept(name: str, level: int) -> np.ndarray:
         return results.values(name, "dropped", level) - results.values(name, "dropped", 0)
@@ -339,7 +339,7 @@ def findings(flags: PointClouds, data: Data, results: Results) -> list[study.Fin
 
 
 def explosions(results: Results) -> list[study.Finding]:
-    """Whether trainings without, with slight, and with sufficient regularisation blow up."""
+    """Decide whether trainings blow up without, with slight, and with sufficient regularisation."""
 
     def gone(name: str) -> tuple[int, int, float]:
         runs = results.records[name]
@@ -372,7 +372,7 @@ def explosions(results: Results) -> list[study.Finding]:
 
 
 def report(flags: PointClouds, data: Data, results: Results) -> str:
-    """The tables, beside the published ones."""
+    """Return the tables, beside the published ones."""
     names, published = list(results.records), ott.PUBLISHED["Table 6"]
     column, listed = partial(networks.column, results), models(flags)
     sizes = [size_of_blocks(network(flags, listed[name], data.clouds, 0)) for name in names]
@@ -405,7 +405,7 @@ def report(flags: PointClouds, data: Data, results: Results) -> str:
 
 
 def figures(flags: PointClouds, results: Results) -> dict[str, study.Figure]:
-    """Learning curves; accuracy with points removed and with clouds rotated."""
+    """Draw the learning curves; accuracy with points removed and with clouds rotated."""
     from wflow.plots.networks import lines
 
     panels = {

@@ -112,7 +112,7 @@ class Model(NamedTuple):
 
 
 def models(flags: Sentiment) -> dict[str, Model]:
-    """The models by name."""
+    """Return the models by name."""
     kinds: tuple[ott.Kind, ...] = ("node", "continuous")
     chosen = {"baseline": Model("baseline")}
     for norms, weights in ((True, (*LAMS, flags.lam)), (False, (0.0, flags.lam))):
@@ -125,7 +125,7 @@ def models(flags: Sentiment) -> dict[str, Model]:
 
 
 def seeds(flags: Sentiment) -> dict[str, int]:
-    """Training runs of every model."""
+    """Return the number of training runs of every model."""
     return {
         name: flags.seeds if model.norms else min(flags.seeds, flags.seeds_free)
         for name, model in models(flags).items()
@@ -160,7 +160,7 @@ class Splits:
 
 
 def read(flags: Sentiment, seed: int) -> Data:
-    """The reviews of a seed: a random split is drawn for each, as published."""
+    """Return the reviews of a seed: a random split is drawn for each, as published."""
     if flags.dataset == "invented":
         reviews = invented()
     elif flags.published:
@@ -175,7 +175,7 @@ def read(flags: Sentiment, seed: int) -> Data:
 
 
 def invented(count: int = 240) -> nets.data.Reviews:
-    """Short reviews of random words, some of praise or of blame: data that needs no file."""
+    """Return short reviews of random words, some of praise or of blame: data without a file."""
     import torch
 
     draw = np.random.default_rng(0)
@@ -195,7 +195,7 @@ def invented(count: int = 240) -> nets.data.Reviews:
 
 
 def network(flags: Sentiment, model: Model, vocabulary: int, seed: int) -> nets.TextClassifier:
-    """A network with weights drawn from its seed."""
+    """Return a network with weights drawn from its seed."""
     import torch
 
     torch.manual_seed(seed)
@@ -219,7 +219,7 @@ def network(flags: Sentiment, model: Model, vocabulary: int, seed: int) -> nets.
 
 
 def twice(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy that takes probabilities for logits, as the published code does."""
+    """Compute the cross-entropy that takes probabilities for logits, as the published code does."""
     from torch.nn import functional
 
     return functional.cross_entropy(logits.softmax(1), labels)
@@ -228,7 +228,7 @@ def twice(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def batches(
     flags: Sentiment, data: Data, seed: int, *, test: bool = False
 ) -> nets.data.TextBatches:
-    """Batches for training, of about one length; or those of the test reviews."""
+    """Return batches for training, of about one length; or those of the test reviews."""
     return nets.data.TextBatches(
         data.test if test else data.train,
         data.reviews.test_labels if test else data.reviews.train_labels,
@@ -239,7 +239,7 @@ def batches(
 
 
 def plan(flags: Sentiment, splits: Splits, model: Model, seed: int) -> Run:
-    """The training run of one model with one seed."""
+    """Return the training run of one model with one seed."""
     import torch
 
     data = splits.of(seed)
@@ -266,7 +266,7 @@ NUMBERS = ott.trained_texts("the longest test reviews") | {
 
 
 def measure(flags: Sentiment, splits: Splits, model: Model, training: Trained, seed: int) -> Record:
-    """All quantities of a trained network; accuracies are those of the evaluations on the way."""
+    """Return all quantities of a trained network; accuracies are those during the training."""
     history = training.history
     record: Record = {"largest": ott.steepest(history), "taken": int(history["loss"].size)}
     if training.diverged:
@@ -287,7 +287,7 @@ def measure(flags: Sentiment, splits: Splits, model: Model, training: Trained, s
 
 
 def findings(flags: Sentiment, splits: Splits, results: Results) -> list[study.Finding]:
-    """Claims of the paper, with their verdicts."""
+    """Return claims of the paper, with their verdicts."""
     weak, ours = "continuous lam=0.001", f"continuous lam={flags.lam:g}"
     node_weak, node = "node lam=0.001", f"node lam={flags.lam:g}"
 
@@ -327,7 +327,7 @@ def findings(flags: Sentiment, splits: Splits, results: Results) -> list[study.F
 
 
 def stability(results: Results) -> list[study.Finding]:
-    """Whether training without transport cost blows up, and with it does not.
+    """Decide whether training blows up without transport cost, and does not with it.
 
     With layer norms the last one bounds the velocity, whatever the weights are; [OTT] does not say
     where its continuous models have them. Both arrangements are decided.
@@ -373,7 +373,7 @@ def stability(results: Results) -> list[study.Finding]:
 
 
 def report(flags: Sentiment, splits: Splits, results: Results) -> str:
-    """The table, beside the published one."""
+    """Return the table, beside the published one."""
     names, published = list(results.records), ott.PUBLISHED["Table 9"]
     column, listed, data = partial(networks.column, results), models(flags), splits.of(0)
     sizes = [

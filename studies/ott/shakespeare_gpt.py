@@ -87,7 +87,7 @@ class Model(NamedTuple):
 
 
 def models(flags: ShakespeareGpt) -> dict[str, Model]:
-    """The models of a comparison by name."""
+    """Return the models of a comparison by name."""
     lam, steps = flags.lam, flags.steps
     baseline = {"baseline": Model("baseline", 0.0, 1)}
     if flags.ablation == "lam":
@@ -107,14 +107,14 @@ def models(flags: ShakespeareGpt) -> dict[str, Model]:
 
 
 def load(flags: ShakespeareGpt) -> nets.data.Text:
-    """The text in characters."""
+    """Return the text in characters."""
     if flags.text == "embedded":
         return nets.data.embedded_text()
     return nets.data.shakespeare(tokens="characters", folder=flags.data)
 
 
 def network(flags: ShakespeareGpt, model: Model, vocabulary: int, seed: int) -> nets.GPT:
-    """A network with weights drawn from its seed."""
+    """Return a network with weights drawn from its seed."""
     import torch
 
     torch.manual_seed(seed)
@@ -134,7 +134,7 @@ def network(flags: ShakespeareGpt, model: Model, vocabulary: int, seed: int) -> 
 
 
 def plan(flags: ShakespeareGpt, text: nets.data.Text, model: Model, seed: int) -> Run:
-    """The training run of one model with one seed."""
+    """Return the training run of one model with one seed."""
     net = network(flags, model, text.vocabulary, seed)
     warm_up = min(100, flags.iterations // 2)
     return texts.training(flags, net, text, seed, lam=model.lam, warm_up=warm_up, betas=(0.9, 0.99))
@@ -147,7 +147,7 @@ def plan(flags: ShakespeareGpt, text: nets.data.Text, model: Model, seed: int) -
 def measure(
     flags: ShakespeareGpt, text: nets.data.Text, model: Model, trained: Trained, seed: int
 ) -> Record:
-    """All quantities of a trained network, and its loss with characters replaced at random."""
+    """Return all quantities of a trained network, and its loss with random characters."""
 
     def loss_with(rate: float) -> float:
         tokens = nets.data.replace_tokens(text.test, rate, text.vocabulary, seed)
@@ -160,14 +160,14 @@ def measure(
 
 
 def findings(flags: ShakespeareGpt, text: nets.data.Text, results: Results) -> list[study.Finding]:
-    """Claims of the paper, with their verdicts."""
+    """Return claims of the paper, with their verdicts."""
     none = flags.ablation == "none"
     found = compared(results) if none else ablated(results, flags.ablation)
     return ott.with_published_conventions(found, flags)
 
 
 def compared(results: Results) -> list[study.Finding]:
-    """Claims on the models, with their verdicts."""
+    """Return claims on the models, with their verdicts."""
 
     def gentler(name: str, level: int) -> np.ndarray:
         return results.values(name, "replaced", 0) - results.values(name, "replaced", level)
@@ -211,7 +211,7 @@ def compared(results: Results) -> list[study.Finding]:
 
 
 def ablated(results: Results, ablation: str) -> list[study.Finding]:
-    """Claims of [OTT] Appendix C and Table 5, with their verdicts."""
+    """Return claims of [OTT] Appendix C and Table 5, with their verdicts."""
     final = {name: results.values(name, "final") for name in results.records}
     baseline = final.pop("baseline")
     what = "weight of the cost" if ablation == "lam" else "number of steps"
@@ -255,7 +255,7 @@ def ablated(results: Results, ablation: str) -> list[study.Finding]:
 
 
 def report(flags: ShakespeareGpt, text: nets.data.Text, results: Results) -> str:
-    """The tables, beside the published ones."""
+    """Return the tables, beside the published ones."""
     names, listed, published = list(results.records), models(flags), ott.PUBLISHED["Table 10"]
     final = published["final"] | ott.PUBLISHED["Table 5"]["lam"] | ott.PUBLISHED["Table 5"]["steps"]
     column = partial(networks.column, results)
@@ -310,7 +310,7 @@ def report(flags: ShakespeareGpt, text: nets.data.Text, results: Results) -> str
 
 
 def figures(flags: ShakespeareGpt, results: Results) -> dict[str, study.Figure]:
-    """Learning curves, the loss with characters replaced, and the losses of an ablation."""
+    """Draw learning curves, the loss with characters replaced, and the losses of an ablation."""
     from wflow.plots.networks import Line, lines
 
     replaced = {

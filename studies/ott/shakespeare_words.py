@@ -70,7 +70,7 @@ class ShakespeareWords(Gpt2Flags):
 
 
 def load(flags: ShakespeareWords) -> nets.data.Text:
-    """The text of the flags."""
+    """Return the text of the flags."""
     if flags.text == "embedded":
         return nets.data.embedded_text()
     text = nets.data.shakespeare(tokens="gpt2", folder=flags.data)

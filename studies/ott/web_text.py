@@ -121,7 +121,7 @@ class TokenText:
 
 
 def load(flags: WebText) -> TokenText:
-    """The token files of the text, made where the text is small, and their checksums compared."""
+    """Return the token files of the text, made where the text is small, with checked checksums."""
     folder = flags.out / "tokens" if flags.tokens is None else Path(flags.tokens)
     if flags.tokens is None and flags.text == "openwebtext":
         folder = Path(flags.data or os.environ.get("WFLOW_DATA", "")) / TOKENS
@@ -169,13 +169,13 @@ def prepare(flags: WebText, folder: Path, file: Path) -> None:
 
 
 def sonnets() -> str:
-    """The sonnets that ship with the package, with marks between them."""
+    """Return the sonnets that ship with the package, with marks between them."""
     text = nets.data.embedded_text()
     return "".join(map(text.decode, (text.train, text.test))).replace("\n\n", END)
 
 
 def byte_pairs() -> tuple[bytes, bytes]:
-    """A tokenizer of single bytes: no pair is joined."""
+    """Return a tokenizer of single bytes: no pair is joined."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = sorted(ByteLevel.alphabet())
@@ -184,7 +184,7 @@ def byte_pairs() -> tuple[bytes, bytes]:
 
 
 def fewer_pairs(encoder: bytes, merges: bytes, vocabulary: int) -> tuple[bytes, bytes]:
-    """The first byte pairs of GPT-2, which its list has in the order in which they were found."""
+    """Return the first byte pairs of GPT-2, whose list has them in the order of their discovery."""
     numbers = json.loads(encoder)
     kept = {token: number for token, number in numbers.items() if number < vocabulary - 1}
     lines = [line for line in merges.decode().splitlines() if line and line[0:9] != "#version:"]

@@ -20,7 +20,7 @@ MOST_APART = 16  # steps
 
 
 def too_far(options: Mapping[str, Any] | None, steps: int) -> bool:
-    """Whether a flow has more than 16 layers of contexts apart from the tokens that attend to them.
+    """Return whether a flow has more than 16 layers of contexts apart from their queries.
 
     Every layer doubles the distance of a sample outside of the context: a flow of 48 steps begins
     at norms of 1e12. Tokens that attend to themselves, too, stay in place there.
@@ -89,7 +89,7 @@ class FlowFlags(SinglePrecision):
 
 
 def make_flow(phi: Any, steps: int, options: Mapping[str, Any] | None) -> Any:
-    """A flow along a potential: OT-Flow for None, or one with a sparse transformer.
+    """Return a flow along a potential: OT-Flow for None, or one with a sparse transformer.
 
     Negative numbers in `attended` count from the step at the data.
     """
@@ -104,13 +104,13 @@ def make_flow(phi: Any, steps: int, options: Mapping[str, Any] | None) -> Any:
 
 
 def rows_of(model: Any, batch: int) -> int:
-    """Rows of a batch: an independent context comes with it, before the rows of the loss."""
+    """Return rows of a batch: an independent context comes with it, before the rows of the loss."""
     independent = getattr(model, "context", "") == "independent"
     return batch + (model.tokens if independent else 0)
 
 
 def config(flags: FlowFlags, model: Any, iterations: int, seed: int, **given: Any) -> Any:
-    """A training with falling rates, measured `flags.evaluations` times."""
+    """Return a training with falling rates, measured `flags.evaluations` times."""
     every = max(1, iterations // flags.evaluations)
     return nets.train.TrainConfig(
         steps=iterations,
@@ -139,7 +139,7 @@ def learning_curves(
     *,
     log: bool = False,
 ) -> study.Figure:
-    """One quantity over the training, a panel for each title: mean and range over the seeds."""
+    """Draw one quantity over the training, a panel for each title: mean and range over seeds."""
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = grid(rows, columns, PAGE, 0.5 + 2.2 * rows)

@@ -153,7 +153,7 @@ Name = tuple[str, str]  # density and model
 
 
 def names(flags: RwpoBenchmarks) -> dict[str, Name]:
-    """Densities and the models that are compared on them, but for those that begin too far."""
+    """Return densities and the models that are compared on them, without unusable ones."""
     near = [name for name, model in MODELS.items() if not too_far(model.options, flags.steps)]
     return {
         f"{target} {model}": (target, model) for target, model in product(flags.targets, near)
@@ -162,12 +162,12 @@ def names(flags: RwpoBenchmarks) -> dict[str, Name]:
 
 
 def drawn(flags: RwpoBenchmarks, target: str, n: int, seed: int = 0, part: Any = "test") -> Tensor:
-    """Points (n, dim) of a density."""
+    """Return points (n, dim) of a density."""
     return nets.data.planar(target, n * flags.dim // 2, seed, part).view(n, flags.dim)
 
 
 def network(flags: RwpoBenchmarks, model: Model, target: str, seed: int) -> Any:
-    """A flow whose potential has weights of its seed: the same for all models."""
+    """Return a flow whose potential has weights of its seed: the same for all models."""
     import torch
 
     torch.manual_seed(seed)
@@ -182,7 +182,7 @@ def network(flags: RwpoBenchmarks, model: Model, target: str, seed: int) -> Any:
 def training(
     flags: RwpoBenchmarks, target: str, model: Model, seed: int, trial: bool = False
 ) -> Run:
-    """The training of one flow; a trial takes fewer steps, and is measured on validation data."""
+    """Return the training of one flow; a trial has fewer steps, and validation data."""
     flow = network(flags, model, target, seed)
     iterations = flags.trial_iterations if trial else flags.iterations
     settings = config(flags, flow, iterations, seed)
@@ -252,7 +252,7 @@ def load(flags: RwpoBenchmarks) -> Trials:
 
 
 def plan(flags: RwpoBenchmarks, trials: Trials, name: Name, seed: int) -> Run:
-    """The training of what is compared."""
+    """Return the training of what is compared."""
     target, model = name[0], MODELS[name[1]]
     if model.options == {}:
         model = replace(model, options=VARIANTS[trials.best])
@@ -264,7 +264,7 @@ def plan(flags: RwpoBenchmarks, trials: Trials, name: Name, seed: int) -> Run:
 
 
 def distance(metric: Any, found: Any, points: Any) -> float:
-    """A distance of samples; NaN where a sample is not finite or too large for it."""
+    """Return a distance of samples; NaN where a sample is not finite or too large for it."""
     try:
         return float(metric(found.cpu().numpy(), points.cpu().numpy()))
     except InputError:
@@ -275,7 +275,7 @@ def examined(
     flags: RwpoBenchmarks, target: str, training: Trained, *, trial: bool = False,
     pictured: bool = False,
 ) -> Record:  # fmt: skip
-    """All quantities of a trained flow in double precision; with what figures show of it."""
+    """Return all quantities of a trained flow in double precision, with data for figures."""
     import torch
 
     keys = ("nll", "sliced_w2", "mmd", "lam", "beta", "folded", "lost", "step_seconds")
@@ -309,12 +309,12 @@ def examined(
 
 
 def measure(flags: RwpoBenchmarks, _: Trials, name: Name, trained: Trained, seed: int) -> Record:
-    """Quantities on test data, with pictures of the first seed."""
+    """Return quantities on test data, with pictures of the first seed."""
     return examined(flags, name[0], trained, pictured=seed == 0)
 
 
 def density_on_square(flow: Any) -> np.ndarray:
-    """The density at the centres of cells of the square."""
+    """Return the density at the centres of cells of the square."""
     import torch
 
     middle = (torch.arange(CELLS) + 0.5) * (2 * HALF / CELLS) - HALF
@@ -327,20 +327,20 @@ def density_on_square(flow: Any) -> np.ndarray:
 
 
 def targets(results: Results, *models: str) -> list[str]:
-    """Densities on which all of these models were trained."""
+    """Return densities on which all of these models were trained."""
     every = dict.fromkeys(name.partition(" ")[0] for name in results.records)
     return [t for t in every if all(f"{t} {model}" in results.records for model in models)]
 
 
 def numbers(results: Results, target: str, model: str, key: str) -> np.ndarray:
-    """One quantity of a model for each seed."""
+    """Return one quantity of a model for each seed."""
     if key.startswith("equal_time"):
         return equal_time(results, target, model)[key.endswith("base")]
     return results.values(f"{target} {model}", key)
 
 
 def equal_time(results: Results, target: str, model: str) -> tuple[np.ndarray, np.ndarray]:
-    """Distances of a model and of OT-Flow after the time of the shorter training, for each seed.
+    """Return distances of a model and of OT-Flow after the time of the shorter training.
 
     The time is steps times the least time of a step. Distances between evaluations are interpolated
     on a log scale.
@@ -368,7 +368,7 @@ def equal_time(results: Results, target: str, model: str) -> tuple[np.ndarray, n
 
 
 def steps_to(history: study.Dataset, level: float) -> float:
-    """First step at which the distance has fallen to a level, interpolated; inf for never."""
+    """Return the first step at which the distance has fallen to a level, else inf."""
     steps, values = history["evaluation"].values, np.log(history["sliced_w2"].values)
     level = np.log(level)
     below = np.flatnonzero(values <= level)
@@ -388,7 +388,7 @@ def steps_to(history: study.Dataset, level: float) -> float:
 def closer(
     results: Results, model: str, base: str, key: str, statement: str, source: str
 ) -> Finding:
-    """Whether a model has smaller values than another: for every target, and for all together."""
+    """Decide whether a model has smaller values than another, for every target and together."""
     ratio = key != "nll"
     texts, verdicts, gaps = [], [], []
     for target in targets(results, model, base):
@@ -411,7 +411,7 @@ def closer(
 
 
 def faster(results: Results, model: str, statement: str, source: str) -> Finding:
-    """Whether a model needs fewer iterations to come as close as OT-Flow does."""
+    """Decide whether a model needs fewer iterations to come as close as OT-Flow does."""
     ratios, never = [], 0
     for target in targets(results, model, "OT-Flow"):
         pair = [f"{target} {name}" for name in ("OT-Flow", model)]
@@ -428,7 +428,7 @@ def faster(results: Results, model: str, statement: str, source: str) -> Finding
 
 
 def findings(_: RwpoBenchmarks, trials: Trials, results: Results) -> list[Finding]:
-    """Claims of the paper, with their verdicts."""
+    """Return claims of the paper, with their verdicts."""
     claim = "the flow with the sparse transformer is closer to the target than OT-Flow"
     source = "[RWPO] section 4.1, Fig. 3"
     kinds = {
@@ -473,7 +473,7 @@ KEYS = {
 
 
 def tabulated(flags: RwpoBenchmarks, results: Results) -> study.Dataset:
-    """All numbers over (target, model, seed); NaN where a model was not trained."""
+    """Return all numbers over (target, model, seed); NaN where a model was not trained."""
     rows, models = targets(results), [m for m in MODELS if targets(results, m)]
     values = {key: np.full((len(rows), len(models), flags.seeds), np.nan) for key in KEYS}
     for (i, target), (j, model) in product(enumerate(rows), enumerate(models)):
@@ -490,7 +490,7 @@ def tabulated(flags: RwpoBenchmarks, results: Results) -> study.Dataset:
 
 
 def floors(flags: RwpoBenchmarks) -> dict[str, float]:
-    """Distance of two samples of each density."""
+    """Return the distance of two samples of each density."""
 
     def two(target: str) -> list[np.ndarray]:
         return [drawn(flags, target, flags.points, part=part).numpy() for part in SPLITS]
@@ -513,7 +513,7 @@ def title(target: str) -> str:
 
 
 def figures(_: RwpoBenchmarks, results: Results) -> dict[str, study.Figure]:
-    """Samples and densities of seed 0, as figures 2 and 3 of the paper have them, and curves."""
+    """Draw samples and densities of seed 0, as in figures 2 and 3 of the paper, and curves."""
     edges = np.linspace(-HALF, HALF, CELLS + 1)
 
     def sample(target: str) -> np.ndarray:
@@ -553,7 +553,7 @@ def squares(
     truth: Callable[[str], np.ndarray],
     draw: Callable[[Any, np.ndarray, np.ndarray], None],
 ) -> study.Figure:
-    """A column for each density, a row for the target and each model, drawn from their values."""
+    """Draw a column for each density, a row for the target and each model."""
     every = targets(results)
     first = {name: runs[0] for name, runs in results.records.items()}
     rows = ["target", *(m for m in SHOWN if any(key in first.get(f"{t} {m}", {}) for t in every))]
@@ -577,7 +577,7 @@ def squares(
 
 
 def number(value: float) -> str:
-    """A distance for a cell: two digits after the point, or three figures of a large one."""
+    """Return a distance for a cell: two decimals, or three figures of a large one."""
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.3g}"
 
 
@@ -587,7 +587,7 @@ def cell(values: Sequence[float] | np.ndarray, style: str = "") -> str:
 
 
 def main_table(flags: RwpoBenchmarks, results: Results) -> str:
-    """One row for each density and model."""
+    """Return one row for each density and model."""
     rows, floor = [], floors(flags)
     for name, (target, model) in names(flags).items():
         if name not in results.records:
@@ -615,7 +615,7 @@ def main_table(flags: RwpoBenchmarks, results: Results) -> str:
 
 
 def trial_table(flags: RwpoBenchmarks, trials: Trials) -> str:
-    """Validation scores of the variants, the best first."""
+    """Return the validation scores of the variants, the best first."""
     names = ["OT-Flow", *sorted(trials.scores, key=lambda name: trials.scores[name])]
     scores = {"OT-Flow": 0.0} | trials.scores
 
@@ -633,7 +633,7 @@ def trial_table(flags: RwpoBenchmarks, trials: Trials) -> str:
 
 
 def report(flags: RwpoBenchmarks, trials: Trials, results: Results) -> str:
-    """The tables."""
+    """Return the tables."""
     alpha = ", ".join(f"{weight:g}" for weight in flags.alpha)
     parts = [
         f"{networks.caption(flags, flags.seeds, results, trials.source)} d = {flags.dim}, "

@@ -149,7 +149,7 @@ class Tools:
         return int(self.images.train_images.shape[1])
 
     def seen(self, pictures: Tensor, layers: int | None = None) -> Tensor:
-        """Output of the classifier, or of its first layers, for pictures (n, pixels)."""
+        """Return the output of the classifier, or of its first layers, for pictures (n, pixels)."""
         import torch
 
         assert self.classifier is not None
@@ -158,18 +158,18 @@ class Tools:
             return torch.cat([self.classifier[:layers](part) for part in images.split(1000)])
 
     def features(self, pictures: Tensor) -> np.ndarray:
-        """What the last layer of the classifier sees of pictures (n, pixels)."""
+        """Return what the last layer of the classifier sees of pictures (n, pixels)."""
         return self.seen(pictures, -1).double().cpu().numpy()
 
     def frechet(self, pictures: Tensor) -> float:
-        """Distance of pictures to all held-out digits; NaN where a picture is not finite."""
+        """Return the distance of pictures to all held-out digits; NaN where one is not finite."""
         if not bool(pictures.isfinite().all()):
             return float("nan")
         return float(sampling.frechet(self.features(pictures), self.held_out))
 
 
 def classifier(side: int) -> torch.nn.Sequential:
-    """Two convolutions of stride 2, 64 features, 10 classes."""
+    """Return a classifier: two convolutions of stride 2, 64 features, 10 classes."""
     from torch import nn
 
     least = (side + 3) // 4  # pixels along a side after both
@@ -240,7 +240,7 @@ def prepare(flags: RwpoDigits) -> Tools:
 
 
 def latent(flags: RwpoDigits, tools: Tools, d: int, coder: nets.generative.Autoencoder) -> Latent:
-    """Latent vectors, floors of the Fréchet distance, and the attention of a cloud of tokens."""
+    """Return latent vectors, floors of the Fréchet distance, and the attention of a cloud."""
     import torch
 
     train, test, few = tools.train, tools.test, slice(flags.samples)
@@ -288,7 +288,7 @@ class Attention(NamedTuple):
 def weights(
     x: np.ndarray, context: np.ndarray, h: float, beta: float, prior: Any, alone: bool = False
 ) -> np.ndarray:
-    """Softmax of the interaction, (n, m); without the diagonal where `alone`."""
+    """Return the softmax of the interaction, (n, m); without the diagonal where `alone`."""
     scores = np.asarray(sampling.interaction(x, context, h=h, beta=beta, prior=prior))
     if alone:
         np.fill_diagonal(scores, -np.inf)
@@ -297,7 +297,7 @@ def weights(
 
 
 def effective_size(found: np.ndarray) -> float:
-    """Median over the rows of 1 / sum of squared weights."""
+    """Return the median over the rows of 1 / sum of squared weights."""
     return float(np.median(1 / np.square(found).sum(axis=1)))
 
 
@@ -313,7 +313,7 @@ def attention_at(x: np.ndarray, h: float, beta: float, lam: float) -> Attention:
 
 
 def attention_of(x: np.ndarray, lam: float) -> dict[str, Any]:
-    """Attention of a cloud with the paper's beta, with that of ESS >= 30, and along beta."""
+    """Return the attention of a cloud with the paper's beta, with ESS >= 30, and along beta."""
     beta = beta_for(ENOUGH, x, None, PAPER_H, sampling.L1(lam))
     return {
         "paper": attention_at(x, PAPER_H, PAPER_BETA, lam),
@@ -325,7 +325,7 @@ def attention_of(x: np.ndarray, lam: float) -> dict[str, Any]:
 def beta_for(
     least: float, x: np.ndarray, context: np.ndarray | None, h: float, prior: Any
 ) -> float:
-    """The largest beta with a median effective size of at least `least`, by bisection."""
+    """Return the largest beta with a median effective size of at least `least`, by bisection."""
 
     def enough(beta: float) -> bool:
         others = x if context is None else context
@@ -345,7 +345,7 @@ Name = tuple[str, int]  # model and dimension
 
 
 def network(flags: RwpoDigits, tools: Tools, name: Name, seed: int) -> Any:
-    """A flow whose potential has weights of its seed, the same for all models.
+    """Return a flow whose potential has weights of its seed, the same for all models.
 
     The output weights are small and of both signs, and the opening layer is steep: with those of
     OT-Flow (w = 1) the flow stays a Gaussian for hundreds of iterations.
@@ -370,7 +370,7 @@ def network(flags: RwpoDigits, tools: Tools, name: Name, seed: int) -> Any:
 
 
 def plan(flags: RwpoDigits, tools: Tools, name: Name, seed: int) -> Run:
-    """The training of a flow."""
+    """Return the training of a flow."""
     import torch
 
     flow, latents = network(flags, tools, name, seed), tools.latents[name[1]]
@@ -387,7 +387,7 @@ def plan(flags: RwpoDigits, tools: Tools, name: Name, seed: int) -> Run:
 
 
 def likelihood(flow: Any, z: Tensor) -> tuple[float, float]:
-    """Mean negative log likelihood of latent vectors, and the share of folded tokens."""
+    """Return the mean negative log likelihood of latent vectors, and the share of folded tokens."""
     import torch
 
     with torch.no_grad():
@@ -416,7 +416,7 @@ SCALARS = {
 
 
 def measure(flags: RwpoDigits, tools: Tools, name: Name, training: Trained, seed: int) -> Record:
-    """Quantities of a trained flow, in double precision."""
+    """Return quantities of a trained flow, in double precision."""
     import torch
 
     record: Record = {"parameters": sum(p.numel() for p in training.model.parameters())}
@@ -451,7 +451,7 @@ def measure(flags: RwpoDigits, tools: Tools, name: Name, training: Trained, seed
 
 
 def interpolated(flow: Any, tools: Tools, latents: Latent) -> Tensor:
-    """Pictures between four held-out digits, (GRID^2, pixels), bilinear in the base of the flow.
+    """Return pictures between four held-out digits, (GRID^2, pixels), bilinear in the base.
 
     Beside them are other tokens, so that a batch which is its own context is one of training.
     """
@@ -479,7 +479,7 @@ def as_bytes(pictures: Tensor) -> Any:
 
 
 def iterations_to(results: Results, model: str, other: str, d: int) -> np.ndarray:
-    """For each seed the iteration at which a model has the likelihood with which another ends."""
+    """Return for each seed the iteration at which a model reaches the final value of another."""
     found, both = [], (results.histories[f"{name} d{d}"] for name in (model, other))
     for one, end in zip(*both, strict=True):
         level = float(end["held_out"][-1])
@@ -489,11 +489,11 @@ def iterations_to(results: Results, model: str, other: str, d: int) -> np.ndarra
 
 
 def findings(flags: RwpoDigits, tools: Tools, results: Results) -> list[study.Finding]:
-    """Claims of the paper, with their verdicts."""
+    """Return claims of the paper, with their verdicts."""
     dims = flags.dims
 
     def claim(statement: str, source: str, pairs: dict[int, tuple]) -> study.Finding:
-        """Of numbers for every d: what should be less, and what it should be less than."""
+        """Decide a claim by numbers for every d: what should be less, and less than what."""
         cases = {f"d = {d}": (more, less) for d, (less, more) in pairs.items()}
         return networks.claim(statement, source, cases)
 
@@ -538,7 +538,7 @@ def findings(flags: RwpoDigits, tools: Tools, results: Results) -> list[study.Fi
 
 
 def interactions(tools: Tools) -> list[study.Finding]:
-    """Whether tokens interact, in the latent vectors of held-out digits."""
+    """Return whether tokens interact, in the latent vectors of held-out digits."""
     form = {d: known.interaction["standardised"] for d, known in tools.latents.items()}
     paper, wide = ({d: found[which] for d, found in form.items()} for which in ("paper", "chosen"))
     return [
@@ -566,7 +566,7 @@ def interactions(tools: Tools) -> list[study.Finding]:
 
 
 def shown(steps: np.ndarray) -> str:
-    """Iterations of every seed; a dash where the level was never reached."""
+    """Return iterations of every seed; a dash where the level was never reached."""
     return ", ".join(f"{value:.0f}" if np.isfinite(value) else "never" for value in steps)
 
 
@@ -575,11 +575,11 @@ def shown(steps: np.ndarray) -> str:
 
 
 def report(flags: RwpoDigits, tools: Tools, results: Results) -> str:
-    """The tables."""
+    """Return the tables."""
     column = partial(networks.column, results)
 
     def likelihoods(key: str) -> list[str]:
-        """In brackets for the printed flow, which has no density."""
+        """Return likelihoods, in brackets for the printed flow, which has no density."""
         pairs = zip(results.records, column(key, ".2f"), strict=True)
         return [f"({text})" if name.startswith("printed") else text for name, text in pairs]
 
@@ -643,7 +643,7 @@ LABELS = {name: name for name in ("OT-Flow", "corrected", "with itself", "late l
 
 
 def figures(flags: RwpoDigits, results: Results) -> dict[str, study.Figure]:
-    """Pictures of digits, learning curves, and the attention against beta."""
+    """Draw pictures of digits, learning curves, and the attention against beta."""
     tools = prepare(flags)
     curves = {
         f"d = {d}": {text: results.histories.get(f"{m} d{d}", []) for m, text in LABELS.items()}
@@ -669,7 +669,7 @@ def figures(flags: RwpoDigits, results: Results) -> dict[str, study.Figure]:
 
 @style()
 def strips(rows: dict[str, Any], side: int) -> study.Figure:
-    """Held-out digits, their reconstructions, and samples of every model, a row each."""
+    """Draw the held-out digits, their reconstructions, and samples of every model, a row each."""
     figure, axes = grid(len(rows), 1, PAGE, 0.47 * len(rows))
     for axis, (label, pictures) in zip(axes[:, 0], rows.items(), strict=True):
         images = np.array(pictures).reshape(-1, side, side)
@@ -680,7 +680,7 @@ def strips(rows: dict[str, Any], side: int) -> study.Figure:
 
 @style()
 def squares(shown: dict[str, Record], side: int) -> study.Figure:
-    """Interpolations, a square for each model; the corners are held-out digits."""
+    """Draw interpolations, a square for each model; the corners are held-out digits."""
     figure, axes = grid(1, len(shown), PAGE, PAGE / len(shown) + 0.3)
     for axis, (label, record) in zip(axes[0], shown.items(), strict=True):
         many = round(len(record["interpolation"]) ** 0.5)
@@ -699,7 +699,7 @@ def picture(axis: Any, values: np.ndarray) -> None:
 
 @style()
 def attention(tools: Tools) -> study.Figure:
-    """Effective sample size and weight of a token itself against beta."""
+    """Draw the effective sample size and weight of a token itself against beta."""
     panels = {
         "ess": "ESS of the other tokens",
         "self_weight": "Weight of itself",

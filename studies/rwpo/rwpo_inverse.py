@@ -168,7 +168,7 @@ class RwpoInverse(SinglePrecision):
             raise InputError(f"--least is {self.least:g}: expected at most {most:g}")
 
     def case(self, problem: str) -> Case:
-        """The sizes of a problem."""
+        """Return the sizes of a problem."""
         case = CASES[self.preset][problem]
         return case if problem == "lorenz" else replace(case, dim=self.dim or case.dim)
 
@@ -193,26 +193,26 @@ class Data(NamedTuple):
     directions: FloatArray  # (k, d): those of which the data say more than the prior
 
     def field(self, x: FloatArray) -> FloatArray:
-        """The field that parameters (n, d) describe, (n, m)."""
+        """Return the field that parameters (n, d) describe, (n, m)."""
         model = self.problem.model
         if isinstance(model, forward.Elliptic):
             return x @ model.basis.T
         return model.parameters(x) if isinstance(model, forward.Lorenz) else model.conductivity(x)  # type: ignore
 
     def relative_l1(self, x: FloatArray, k: int) -> float:
-        """Error of the mean field of a sample, with data set k."""
+        """Return the error of the mean field of a sample, with data set k."""
         exact = self.field(self.check.x[k : k + 1])[0]
         return float(np.abs(self.field(x).mean(0) - exact).sum() / np.abs(exact).sum())
 
 
 @functools.cache
 def load(flags: RwpoInverse) -> dict[str, Data]:
-    """The problems, with their pairs."""
+    """Return the problems, with their pairs."""
     return {name: simulated(flags, name) for name in flags.problem}
 
 
 def simulated(flags: RwpoInverse, name: str) -> Data:
-    """A problem and its pairs."""
+    """Return a problem and its pairs."""
     case = flags.case(name)
     if name == "elliptic":
         model: forward.ForwardModel = forward.Elliptic(case.dim, 32, cells=case.cells)
@@ -229,7 +229,7 @@ def simulated(flags: RwpoInverse, name: str) -> Data:
 
 
 def informed(problem: forward.InverseProblem) -> FloatArray:
-    """Directions in which the mean information of the data exceeds that of the prior."""
+    """Return directions in which the mean information of the data exceeds that of the prior."""
     points = problem.prior(12, seed=13)
     prior = 0.5 * problem.lam**2 * np.eye(problem.model.dim)
     total = sum(np.linalg.inv(problem.gaussian_covariance(x)) - prior for x in points)
@@ -250,7 +250,7 @@ Name = tuple[str, str]  # problem and model
 
 
 def network(flags: RwpoInverse, known: Data, model: Model, seed: int) -> Any:
-    """A flow near the identity, with weights drawn from its seed."""
+    """Return a flow near the identity, with weights drawn from its seed."""
     import torch
 
     torch.manual_seed(seed)
@@ -268,7 +268,7 @@ def network(flags: RwpoInverse, known: Data, model: Model, seed: int) -> Any:
 
 
 def plan(flags: RwpoInverse, data: dict[str, Data], name: Name, seed: int) -> Run:
-    """The training run of one model with one seed."""
+    """Return the training run of one model with one seed."""
     known, model = data[name[0]], MODELS[name[1]]
     flow = network(flags, known, model, seed)
     rows = rows_of(flow, known.case.batch)
@@ -300,7 +300,7 @@ def plan(flags: RwpoInverse, data: dict[str, Data], name: Name, seed: int) -> Ru
     held_out = tensors(known.check.x[:256], known.summary(known.check.y[:256]))
 
     def evaluate(flow: torch.nn.Module) -> dict[str, float]:
-        """Negative log likelihood of held-out pairs."""
+        """Return the negative log likelihood of held-out pairs."""
         x, features = (each.to(flow.potential.w) for each in held_out)  # type: ignore
         density = flow.log_density(x, features)  # type: ignore[operator]
         return {"validation": float(-density.mean())}
@@ -313,7 +313,7 @@ def plan(flags: RwpoInverse, data: dict[str, Data], name: Name, seed: int) -> Ru
 
 
 def references(flags: RwpoInverse, name: str, known: Data) -> dict[str, FloatArray]:
-    """Draws from the posteriors of the first data sets, (tests, draws, d), kept in a file."""
+    """Return draws from the posteriors of the first data sets, (tests, draws, d), from a file."""
     file = flags.out / f"reference-{name}.npz"
     key = repr((known.case, flags.draws))
     if file.exists():
@@ -335,7 +335,7 @@ def references(flags: RwpoInverse, name: str, known: Data) -> dict[str, FloatArr
 
 
 def reference_of(name: str, known: Data, y: FloatArray, draws: int, seed: int) -> Any:
-    """Chains of one posterior: Gibbs where the model is linear, Langevin chains elsewhere."""
+    """Return chains of one posterior: by Gibbs where the model is linear, else by Langevin."""
     problem = known.problem
     if name == "elliptic":
         matrix = problem.model.matrix  # type: ignore[attr-defined]
@@ -388,7 +388,7 @@ NUMBERS = {
 
 
 def draw(flow: Any, features: FloatArray, count: int, seed: int) -> FloatArray:
-    """Samples (n, count, d) of the posteriors of n data sets."""
+    """Return samples (n, count, d) of the posteriors of n data sets."""
     import torch
 
     weight = flow.potential.w
@@ -401,7 +401,7 @@ def draw(flow: Any, features: FloatArray, count: int, seed: int) -> FloatArray:
 def measure(
     flags: RwpoInverse, data: dict[str, Data], name: Name, training: Trained, seed: int
 ) -> Record:
-    """All quantities of a trained flow."""
+    """Return all quantities of a trained flow."""
     import torch
 
     record: Record = {"ranks": None, "draws": None}
@@ -487,7 +487,7 @@ FIGURES = {"elliptic": "figure 4", "lorenz": "figure 5", "impedance": "figure 6"
 
 
 def by_problem(results: Results) -> dict[str, Results]:
-    """The results of each problem, by the models alone."""
+    """Return the results of each problem, by the models alone."""
     found: dict[str, Results] = {}
     for name, records in results.records.items():
         problem, _, model = name.partition(" ")
@@ -498,7 +498,7 @@ def by_problem(results: Results) -> dict[str, Results]:
 
 
 def findings(problem: str, results: Results) -> list[study.Finding]:
-    """Claims of the paper and of this study about a problem, with their verdicts."""
+    """Return claims of the paper and of this study about a problem, with their verdicts."""
 
     values, found = results.values, []
     for statement, source, low, high, key in CLAIMS:
@@ -594,7 +594,7 @@ COLOURS = {
 
 
 def curves(problems: Mapping[str, Results]) -> study.Figure:
-    """Held-out negative log likelihood over the training, one panel for each problem."""
+    """Draw the held-out negative log likelihood over the training, one panel for each problem."""
     shown = [m for m in COLOURS if not m.startswith("printed") and "supervised" not in m]
     panels = {
         problem: {model: results.histories.get(model, []) for model in shown}
@@ -612,7 +612,7 @@ def curves(problems: Mapping[str, Results]) -> study.Figure:
 
 @style()
 def histograms(problems: Mapping[str, Results]) -> study.Figure:
-    """Rank histograms of the informed directions, first seed; cut bars say their height."""
+    """Draw rank histograms of the informed directions, first seed; cut bars show their height."""
     ranks = {
         problem: {model: np.sum(runs[0]["ranks"], axis=0) for model, runs in part.records.items()
                   if runs[0]["ranks"] is not None}
@@ -637,7 +637,7 @@ def histograms(problems: Mapping[str, Results]) -> study.Figure:
 
 @style()
 def fields(problem: str, known: Data, reference: np.ndarray, results: Results) -> study.Figure:
-    """Posterior of one data set: the reference beside flows without and with attention."""
+    """Draw the posterior of one data set: the reference beside flows without and with attention."""
     wanted = ("ot-flow", "sparse", "itself", "ot-flow-kl", "printed-exact-kl")
     first = {name: results.records[name][0]["draws"] for name in wanted if name in results.records}
     shown = {"reference": reference}
@@ -688,7 +688,7 @@ def fields(problem: str, known: Data, reference: np.ndarray, results: Results) -
 
 
 def figures(flags: RwpoInverse, results: Results) -> dict[str, Any]:
-    """Learning curves, ranks, and posteriors of every problem."""
+    """Draw learning curves, ranks, and posteriors of every problem."""
     problems, data = by_problem(results), load(flags)
     drawn = {"validation": curves(problems), "ranks": histograms(problems)}
     for problem, part in problems.items():
@@ -698,7 +698,7 @@ def figures(flags: RwpoInverse, results: Results) -> dict[str, Any]:
 
 
 def decide(flags: RwpoInverse, _: dict[str, Data], results: Results) -> list[study.Finding]:
-    """Claims about every problem, where there are as many seeds as the preset has."""
+    """Return claims about every problem, where there are as many seeds as the preset has."""
     problems = by_problem(results).items() if flags.whole else ()
     return [finding for problem, part in problems for finding in findings(problem, part)]
 

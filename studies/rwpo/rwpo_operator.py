@@ -115,7 +115,7 @@ def part(title: str) -> Callable[[Callable[[Part, RwpoOperator], None]], None]:
 
 
 def gaussian(mean: float, deviation: float) -> Function:
-    """Density of N(mean, deviation^2)."""
+    """Return the density of N(mean, deviation^2)."""
 
     def density(x: Array) -> Array:
         scaled = (x - mean) / deviation
@@ -128,12 +128,12 @@ STANDARD = gaussian(0.0, 1.0)
 
 
 def mixture(x: Array) -> Array:
-    """The density of two Gaussians that stands for data."""
+    """Return the density of two Gaussians that stands for data."""
     return 0.5 * gaussian(1.5, 0.5)(x) + 0.5 * gaussian(-1.0, 0.4)(x)
 
 
 def equal_cells(length: float, cells: int) -> tuple[Array, Array, float]:
-    """Edges, centres and width of equal cells on [-length, length]; 0 is an edge."""
+    """Return edges, centres and width of equal cells on [-length, length]; 0 is an edge."""
     edges = np.linspace(-length, length, cells + 1)
     return edges, (edges[1:] + edges[:-1]) / 2, 2 * length / cells
 
@@ -144,28 +144,28 @@ def normalised(density: Array, width: float) -> Array:
 
 
 def kl(p: Array, q: Array, width: float) -> float:
-    """Kullback-Leibler divergence of densities on equal cells."""
+    """Return the Kullback-Leibler divergence of densities on equal cells."""
     inside = p > 0
     return float(np.sum(p[inside] * np.log(p[inside] / q[inside])) * width)
 
 
 def largest(values: Any) -> float:
-    """Largest absolute value."""
+    """Return the largest absolute value."""
     return float(np.abs(values).max())
 
 
 def rate(x: Any, errors: Any) -> float:
-    """Exponent of errors against x."""
+    """Return the exponent of errors against x."""
     return fits.power_law(list(x), np.asarray(errors, float)[:, None]).exponent
 
 
 def text(values: Sequence[float] | Array, style: str = ".2g") -> str:
-    """Numbers with commas."""
+    """Return numbers with commas."""
     return ", ".join(f"{value:{style}}" for value in values)
 
 
 def rows(values: Any, style: str, dims: Mapping[str, Any]) -> list[Row]:
-    """Rows of a table of numbers: the last of the dimensions runs across, the others down."""
+    """Return rows of a table of numbers, whose last dimension runs across, the others down."""
     *down, (name, across) = dims.items()
 
     def label(value: Any) -> str:
@@ -183,20 +183,20 @@ def rows(values: Any, style: str, dims: Mapping[str, Any]) -> list[Row]:
 def evolved(
     start: Any, potential: Any, edges: Array, times: Any, dt: float, beta: float, **how: Any
 ) -> Array:
-    """Densities (times, cells) by the Fokker-Planck equation."""
+    """Return densities (times, cells) by the Fokker-Planck equation."""
     how |= {"edges": edges, "times": times, "dt": dt, "beta": beta}
     return np.asarray(sampling.evolve_density(start, potential, **how).density.values)
 
 
 def well(variance: float, lam: float) -> Function:
-    """The potential x^2/(2 variance) + lam |x|."""
+    """Return the potential x^2/(2 variance) + lam |x|."""
     return lambda x: x**2 / (2 * variance) + lam * np.abs(x)
 
 
 def transported(
     start: Any, drift: Callable[[Array, float], Array], edges: Array, times: Array, beta: float
 ) -> tuple[Array, float]:
-    """Density at the last time under the drift of a potential, and its kinetic energy."""
+    """Return the density at the last time under a potential's drift, and its kinetic energy."""
     x, width = (edges[1:] + edges[:-1]) / 2, 2 * edges[-1] / (edges.size - 1)
     laws = evolved(
         start, lambda y, t: -drift(y, t), edges, times, times[1], beta, time_dependent=True
@@ -209,12 +209,12 @@ def transported(
 
 
 def around(times: Array, apart: float) -> Array:
-    """Three times about each, for central differences."""
+    """Return three times about each, for central differences."""
     return np.sort(np.concatenate([times - apart, times, times + apart]))
 
 
 def entropies(density: Array, target: Array, x: Array) -> tuple[float, float, float]:
-    """KL divergence, relative Fisher information I and D of (26), at the edges between cells."""
+    """Return KL divergence, relative Fisher information I and D of (26), at the edges of cells."""
     width = x[1] - x[0]
     inside = (density > 1e-290) & (target > 1e-290)
     both = inside[1:] & inside[:-1]
@@ -231,7 +231,7 @@ def entropies(density: Array, target: Array, x: Array) -> tuple[float, float, fl
 
 
 def mean_errors(x: Array, nodes: Array, log_density: Array, **given: Any) -> Array:
-    """|M - M exact| of `laplace` and `published` over a density on a regular grid: (kernel, n)."""
+    """Return |M - M exact| of `laplace` and `published` over a density on a regular grid."""
     means = []
     for kernel in KERNELS:
         score = sampling.interaction(x, nodes, kernel=kernel, **given) + log_density
@@ -241,19 +241,19 @@ def mean_errors(x: Array, nodes: Array, log_density: Array, **given: Any) -> Arr
 
 
 def soft(x: Array, width: float) -> Array:
-    """Soft thresholding."""
+    """Apply soft thresholding."""
     return np.sign(x) * np.maximum(np.abs(x) - width, 0)
 
 
 def half_step(x: Array, prior: Any, h: float, kernel: Any, beta: float = 1.0) -> Array:
-    """The layer (22), a half step of the score, without warnings about folds."""
+    """Return the layer (22), a half step of the score, without warnings about folds."""
     found = sampling.attention_mean(x, x, h=h, beta=beta, prior=prior, kernel=kernel)
     return np.asarray(x + 0.5 * (prior.prox(x, h) - found.mean))
 
 
 @part("Closed form of the kernel")
 def kernels(out: Part, _: RwpoOperator) -> None:
-    """The closed form of the exact kernel, and scores in one and two dimensions."""
+    """Check the closed form of the exact kernel, and scores in one and two dimensions."""
     from scipy.integrate import quad
 
     def integrand(z: float, y: float, h: float, beta: float, lam: float) -> float:
@@ -309,7 +309,7 @@ def kernels(out: Part, _: RwpoOperator) -> None:
 
 @part("Proposition 2")
 def proposition(out: Part, flags: RwpoOperator) -> None:
-    """The interactions `laplace` and `published` against the exact one, for a density."""
+    """Compare the interactions `laplace` and `published` with the exact one, for a density."""
     from scipy.special import erf
 
     beta, lams = 1.0, [2.0, 0.5, 0.0]
@@ -317,7 +317,7 @@ def proposition(out: Part, flags: RwpoOperator) -> None:
     x, nodes = np.linspace(-3, 3, 1201), np.linspace(-9, 9, 9 * flags.cells // 2 + 1)
 
     def errors(at: Array, h: float, prior: Any, density: Function = mixture) -> Array:
-        """|M - M exact| of both kernels, (kernel, point)."""
+        """Return |M - M exact| of both kernels, (kernel, point)."""
         log = np.log(np.maximum(density(nodes), 1e-300))
         return mean_errors(at[:, None], nodes[:, None], log, h=h, beta=beta, prior=prior)
 
@@ -384,7 +384,7 @@ def proposition(out: Part, flags: RwpoOperator) -> None:
 
 @part("Two dimensions")
 def plane(out: Part, flags: RwpoOperator) -> None:
-    """Z and the attention of the three interactions in two dimensions, against quadrature."""
+    """Compare Z and attention of the three interactions in two dimensions with quadrature."""
     beta, lam = 1.0, 2.0
     prior, steps = sampling.L1(lam), [0.1, 0.025, 0.00625]
     rng = np.random.default_rng(4)
@@ -434,7 +434,7 @@ def plane(out: Part, flags: RwpoOperator) -> None:
 
 @part("Proximal map")
 def proximal_map(out: Part, _: RwpoOperator) -> None:
-    """Printed forms of the proximal map."""
+    """Compare printed forms of the proximal map."""
     width = 0.5
     x = np.linspace(-2, 2, 401)
     z = np.linspace(-3, 3, 60_001)
@@ -456,7 +456,7 @@ def proximal_map(out: Part, _: RwpoOperator) -> None:
 
 @part("Equilibrium of (5) and (6)")
 def equilibrium(out: Part, flags: RwpoOperator) -> None:
-    """Which drift has the law rho* as its equilibrium."""
+    """Determine which drift has the law rho* as its equilibrium."""
     beta, times = 2.0, np.array([0.0, 1.0, 10.0, 100.0])
     edges, x, width = equal_cells(6.0, flags.cells)
     target = normalised(mixture(x), width)
@@ -480,10 +480,10 @@ def equilibrium(out: Part, flags: RwpoOperator) -> None:
 def kernel_density(
     x: Array, nodes: Array, weights: Array, psi: Function, h: float, beta: float
 ) -> Array:
-    """The right-hand side of (13) by the trapezoidal rule on equidistant nodes, Z included."""
+    """Return the right-hand side of (13) by the trapezoidal rule on equidistant nodes, with Z."""
 
     def heat(at: Array, values: Array) -> Array:
-        """Integral of values against the heat kernel, in blocks of rows."""
+        """Return the integral of values against the heat kernel, in blocks of rows."""
         blocks = (at[k : k + 500, None] for k in range(0, at.size, 500))
         found = [np.exp(-0.25 * beta / h * (rows - nodes) ** 2) @ values for rows in blocks]
         return np.concatenate(found) * (nodes[1] - nodes[0])
@@ -494,12 +494,12 @@ def kernel_density(
 
 @part("Lemma 1")
 def lemma(out: Part, flags: RwpoOperator) -> None:
-    """The optimality system (35), (36) carries rho_k to (13), and nothing is cheaper."""
+    """Check that the optimality system (35), (36) carries rho_k to (13), and nothing is cheaper."""
     beta, lam, h = 2.0, 1.0, 0.3
     prior = sampling.L1(lam)
 
     def potential(x: Array, t: float) -> Array:
-        """Phi(t, x) by the Hopf-Cole transform; -psi at the end."""
+        """Return Phi(t, x) by the Hopf-Cole transform; -psi at the end."""
         left = h - t
         if left <= 1e-12:
             return -lam * np.abs(x)
@@ -552,7 +552,7 @@ POTENTIALS: dict[str, Potential] = {  # with their first and second derivatives
 
 
 def jko_step(edges: Array, density: Array, psi: Potential, h: float, beta: float) -> Array:
-    """Edges of cells after a JKO step of an even density on [0, infinity), by Newton's method.
+    """Return edges of cells after a JKO step of an even density, by Newton's method.
 
     The edges are the unknowns, masses stay in their cells, and by symmetry 0 does not move: for
     psi = |x| the problem is then smooth.
@@ -587,7 +587,7 @@ def jko_step(edges: Array, density: Array, psi: Potential, h: float, beta: float
 
 @part("The operator and a JKO step")
 def jko(out: Part, flags: RwpoOperator) -> None:
-    """Distance of the operator to a JKO step."""
+    """Measure the distance of the operator to a JKO step."""
     beta, steps = 1.0, [0.1, 0.05, 0.025, 0.0125]
     length, half = 7.0, int(1.75 * flags.cells)
     both, at, _ = equal_cells(length, 2 * half)
@@ -639,7 +639,7 @@ def jko(out: Part, flags: RwpoOperator) -> None:
 
 @part("The scheme (12) in one dimension")
 def scheme(out: Part, flags: RwpoOperator) -> None:
-    """Steps (12) of many particles in one dimension against the Fokker-Planck equation."""
+    """Compare steps (12) of many particles in one dimension with the Fokker-Planck equation."""
     beta, end, start = 2.0, 1.0, gaussian(1.0, 0.7)
     edges, x, width = equal_cells(8.0, flags.cells)
     share = (np.arange(flags.particles) + 0.5) / flags.particles
@@ -694,7 +694,7 @@ def scheme(out: Part, flags: RwpoOperator) -> None:
 
 
 def jacobians(x: Array, context: Array, prior: Any, h: float, kernel: Any) -> tuple[Array, Array]:
-    """DS (n, d, 1) and DM (n, d, d) of attention over a context that does not move, beta = 1."""
+    """Return DS (n, d, 1) and DM (n, d, d) of attention over a fixed context, beta = 1."""
     given: dict[str, Any] = {"h": h, "beta": 1.0, "prior": prior, "kernel": kernel}
     found = sampling.attention_mean(x, context, covariance=True, **given)
     slope = prior.prox_derivative(x, h)
@@ -704,13 +704,13 @@ def jacobians(x: Array, context: Array, prior: Any, h: float, kernel: Any) -> tu
 
 
 def norm(x: Array) -> float:
-    """Root mean square norm of tokens (n, d)."""
+    """Return the root mean square norm of tokens (n, d)."""
     return float(np.sqrt(np.mean(np.sum(x**2, axis=1))))
 
 
 @part("The layer and its inverse")
 def inverse(out: Part, flags: RwpoOperator) -> None:
-    """(23) as an inverse of (22), folds of (22), and the backward map B."""
+    """Examine (23) as an inverse of (22), folds of (22), and the backward map B."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(flags.tokens // 2, 2))
     table, trips, shares = [], [], []
@@ -756,7 +756,7 @@ def inverse(out: Part, flags: RwpoOperator) -> None:
 
 @part("Densities (24)")
 def determinant(out: Part, flags: RwpoOperator) -> None:
-    """Trace against log det along the layers, and what rounding leaves of the tokens."""
+    """Compare trace and log det along the layers, and measure the effect of rounding."""
     table, gaps, ends = [], [], []
     for count in (8, 48):
         rng, h, prior = np.random.default_rng(1), 1 / count, sampling.L1(2.0)
@@ -815,7 +815,7 @@ def determinant(out: Part, flags: RwpoOperator) -> None:
 
 @part("Self-weights")
 def self_weights(out: Part, flags: RwpoOperator) -> None:
-    """How much of the attention a token gives itself in d dimensions."""
+    """Measure how much of the attention a token gives itself in d dimensions."""
     rng, prior = np.random.default_rng(3), sampling.L1(2.0)
     dims, steps = [2, 4, 8, 16, 32, 64], [1 / 8, 1 / 48]
     weights, sizes = np.zeros((2, len(dims), 2))
@@ -856,7 +856,7 @@ def self_weights(out: Part, flags: RwpoOperator) -> None:
 
 @part("Proposition 3")
 def likelihood(out: Part, _: RwpoOperator) -> None:
-    """Proposition 3 and the Riemann sum (18), for an Ornstein-Uhlenbeck law."""
+    """Check Proposition 3 and the Riemann sum (18), for an Ornstein-Uhlenbeck law."""
     beta, start, end = 2.0, 2.0, 1.0
 
     def variance(t: float) -> float:
@@ -889,7 +889,7 @@ def likelihood(out: Part, _: RwpoOperator) -> None:
 
 @part("Dissipation (26)")
 def dissipation(out: Part, flags: RwpoOperator) -> None:
-    """Equation (26), and the sign of its second term."""
+    """Check equation (26), and the sign of its second term."""
     sizes = [flags.cells // 4, flags.cells // 2, flags.cells]
     times, apart = np.array([0.1, 0.5, 1.0, 2.0, 4.0]), 1e-3
     beta, lam, errors = 2.0, 1.0, []
@@ -917,7 +917,7 @@ def dissipation(out: Part, flags: RwpoOperator) -> None:
 
 
 def on_half_line(law: Callable[..., Any], a: float, b: float, reach: float) -> tuple[float, float]:
-    """D and I of two even laws by quadrature; the scores by a complex step."""
+    """Return D and I of two even laws by quadrature; the scores by a complex step."""
     from scipy.integrate import quad
 
     def score(x: float) -> float:
@@ -932,7 +932,7 @@ def on_half_line(law: Callable[..., Any], a: float, b: float, reach: float) -> t
 
 @part("Directional consistency (27)")
 def families(out: Part, _: RwpoOperator) -> None:
-    """D and I of Laplace, Gaussian and product laws; what Proposition 4 asks of them."""
+    """Compute D and I of Laplace, Gaussian and product laws; what Proposition 4 asks of them."""
     pairs = [(0.5, 1.0), (0.8, 1.0), (1.5, 1.0), (0.7, 2.0)]
     laws: dict[str, tuple[Any, float, Any]] = {  # density, reach, D and I in closed form
         "Laplace": (lambda x, c: 0.5 * c * np.exp(-c * x), 60, lambda a, b: (b - a, (a - b) ** 2)),
@@ -962,7 +962,7 @@ def families(out: Part, _: RwpoOperator) -> None:
 
 
 def bound(y0: float, t: Any, lam: float, gamma: Any, beta: float, printed: bool) -> Any:
-    """The bound (28) for a log-Sobolev constant of 1: as printed, or corrected."""
+    """Return the bound (28) for a log-Sobolev constant of 1: as printed, or corrected."""
     a = 2.0 if printed else 2.0 / beta
     shift = lam * gamma * np.sqrt(2.0) / a
     return np.maximum((np.sqrt(y0) + shift) * np.exp(-a * t / 2) - shift, 0) ** 2
@@ -970,7 +970,7 @@ def bound(y0: float, t: Any, lam: float, gamma: Any, beta: float, printed: bool)
 
 @part("Proposition 4")
 def convergence(out: Part, flags: RwpoOperator) -> None:
-    """Proposition 4 and condition (27) along the flow, for rho* = N(0, 1)."""
+    """Check Proposition 4 and condition (27) along the flow, for rho* = N(0, 1)."""
     edges, x, width = equal_cells(14.0, flags.cells)
     target = normalised(STANDARD(x), width)
     times = np.linspace(0, 8, 161)
@@ -1023,7 +1023,7 @@ def convergence(out: Part, flags: RwpoOperator) -> None:
 
 @part("Proposition 5")
 def moments(out: Part, flags: RwpoOperator) -> None:
-    """Proposition 5."""
+    """Check Proposition 5."""
     beta, start = 2.0, gaussian(1.0, 1.5)
     lams, apart, times = [0.0, 0.25, 0.5, 1.0, 2.0], 1e-3, np.array([0.1, 0.5, 1.0, 2.0])
     errors: list[float] = []
@@ -1071,7 +1071,7 @@ def moments(out: Part, flags: RwpoOperator) -> None:
 
 
 def coupled_paths(flags: RwpoOperator) -> tuple[float, float]:
-    """Shares of paths with the same noise that lambda = 1 leaves further from 0 than lambda = 0."""
+    """Return shares of paths that end further from 0 with lambda = 1 than with lambda = 0."""
     rng, dt, beta = np.random.default_rng(0), 1e-3, 2.0
     x = np.tile(rng.normal(1.0, 1.0, flags.paths), (2, 1))
     ever = np.zeros(flags.paths, bool)
@@ -1085,7 +1085,7 @@ def coupled_paths(flags: RwpoOperator) -> tuple[float, float]:
 
 
 def tilted(flags: RwpoOperator, noise: float) -> tuple[float, float, float]:
-    """E|X|^2 for lambda = 0 and 0.05, and the standard error of their difference."""
+    """Return E|X|^2 for lambda = 0 and 0.05, and the standard error of their difference."""
     rng, dt = np.random.default_rng(1), 2e-3
     u, v = np.array([np.cos(0.3), np.sin(0.3)]), np.array([-np.sin(0.3), np.cos(0.3)])
     count = max(flags.paths // 20, 2) if noise else 2
@@ -1107,7 +1107,7 @@ def tilted(flags: RwpoOperator, noise: float) -> tuple[float, float, float]:
 
 @part("Optimality conditions (32), (33), (41)")
 def optimality(out: Part, flags: RwpoOperator) -> None:
-    """The terminal condition of (32), (33) and (41), by derivatives of the objective (1)."""
+    """Check the terminal condition of (32), (33) and (41), by derivatives of the objective (1)."""
     beta, end = 2.0, 1.0
     edges, x, width = equal_cells(6.0, flags.cells // 4)
     first = normalised(STANDARD(x), width)
@@ -1174,11 +1174,11 @@ def optimality(out: Part, flags: RwpoOperator) -> None:
 
 @part("Blow-up")
 def blow_up(out: Part, flags: RwpoOperator) -> None:
-    """The Burgers example, and what viscosity does and does not prevent."""
+    """Examine the Burgers example, and what viscosity does and does not prevent."""
     a, end = 2.0, 1.0
 
     def residual(sign: float) -> float:
-        """Largest |v_t + v v_x| of v = -a x/(1 + sign a (T - t)), by a complex step in t."""
+        """Return the largest |v_t + v v_x| of v = -a x/(1 + sign a (T - t)), by complex steps."""
         t, x = np.linspace(0.6, 0.99, 40)[:, None], np.linspace(-2, 2, 41)
         speed = np.imag(-a * x / (1 + sign * a * (end - t - 1e-30j))) / 1e-30
         value, slope = -a * x / (1 + sign * a * (end - t)), -a / (1 + sign * a * (end - t))
@@ -1229,7 +1229,7 @@ def blow_up(out: Part, flags: RwpoOperator) -> None:
 
 @part("The supervised term")
 def supervised(out: Part, _: RwpoOperator) -> None:
-    """What the added term |x^T - x|^2 does to a posterior, where everything is Gaussian."""
+    """Compute what the added term |x^T - x|^2 does to a posterior, where everything is Gaussian."""
     from scipy.optimize import minimize
 
     tau = 1.0
@@ -1255,7 +1255,7 @@ NAMES = {"abs x": "$|x|$", "log(2 cosh x)": r"$\log(2\,\cosh\,x)$", "x^2/2": "$x
 
 
 def operator_figure(table: study.Dataset) -> study.Figure:
-    """Error of the score in x, and the distance of the operator to a JKO step."""
+    """Draw the error of the score in x, and the distance of the operator to a JKO step."""
     figure, axes = grid(1, 2, PAGE, 2.9)
     left, right = axes.flat
     for kernel, dash in (("published", "--"), ("laplace", "-")):
@@ -1279,7 +1279,7 @@ def operator_figure(table: study.Dataset) -> study.Figure:
 
 
 def layer_figure(table: study.Dataset) -> study.Figure:
-    """Error of the scheme against h, and self-weights against the dimension."""
+    """Draw the error of the scheme against h, and self-weights against the dimension."""
     figure, axes = grid(1, 2, PAGE, 2.9)
     left, right = axes.flat
     looks = zip(table["scheme"].values, ("s--", "^-", "o-", "v-", "d-"), COLOURS, strict=True)
@@ -1302,7 +1302,7 @@ def layer_figure(table: study.Dataset) -> study.Figure:
 
 
 def convergence_figure(table: study.Dataset) -> study.Figure:
-    """KL divergence over time with the bounds of Proposition 4."""
+    """Draw KL divergence over time with the bounds of Proposition 4."""
     looks = {"KL": ("-", "black", 1.1, 1.0), "printed": ("--", COLOURS[1], 1.1, 1.0),
              "corrected": ("-", COLOURS[0], 2.0, 0.6)}  # fmt: skip
     figure, axes = grid(1, 3, PAGE, 2.6)
@@ -1322,7 +1322,7 @@ def convergence_figure(table: study.Dataset) -> study.Figure:
 
 @style()
 def figures(table: study.Dataset) -> dict[str, study.Figure]:
-    """Those whose numbers have been computed."""
+    """Draw the figures whose numbers have been computed."""
     needed = {
         "operator": (operator_figure, {"score_error", "jko_error"}),
         "layer": (layer_figure, {"scheme_error", "self_weight"}),
@@ -1336,7 +1336,7 @@ def figures(table: study.Dataset) -> dict[str, study.Figure]:
 
 
 def report(parts: list[Part]) -> str:
-    """The tables of all parts."""
+    """Return the tables of all parts."""
     lines = []
     for found in parts:
         if found.tables:

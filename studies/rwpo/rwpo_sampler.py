@@ -101,7 +101,7 @@ class RwpoSampler(study.OutputFlags):
 
 @cache
 def target(name: str, d: int, beta: float = 1.0) -> targets.Target:
-    """A target in d dimensions, with lambda = 1 and at most one coordinate in five away from 0."""
+    """Return a target in d dimensions, lambda = 1, at most one coordinate in five away from 0."""
     far = -(-d // 5)
     if name == "lasso":
         return targets.BayesianLasso.drawn(d, observations=4 * d, noise=1.0, beta=beta, seed=d)
@@ -114,7 +114,7 @@ def target(name: str, d: int, beta: float = 1.0) -> targets.Target:
 
 
 def smoothness(name: str, d: int) -> float:
-    """Lipschitz constant L of the gradient (of the mixture, within a component)."""
+    """Return the Lipschitz constant L of the gradient (of the mixture, within a component)."""
     found = target(name, d)
     if isinstance(found, targets.BayesianLasso):
         return found.smoothness()
@@ -124,13 +124,13 @@ def smoothness(name: str, d: int) -> float:
 
 @cache
 def references(name: str, d: int, n: int, beta: float = 1.0) -> Array:
-    """Independent samples (REFERENCES, n, d)."""
+    """Return independent samples (REFERENCES, n, d)."""
     return target(name, d, beta).sample(REFERENCES * n, seed=17).reshape(REFERENCES, n, d)
 
 
 @cache
 def moments(name: str, d: int, beta: float = 1.0) -> tuple[Array, Array]:
-    """Mean and variances of a target: exact, or of all sweeps of a long chain."""
+    """Return the mean and variances of a target: exact, or of all sweeps of a long chain."""
     found = target(name, d, beta)
     if isinstance(found, targets.GaussianMixture):
         return found.mean(), np.diag(found.covariance())
@@ -140,14 +140,14 @@ def moments(name: str, d: int, beta: float = 1.0) -> tuple[Array, Array]:
 
 
 def start(n: int, d: int, beta: float = 1.0) -> Array:
-    """A cloud (n, d) twice as wide as a Gaussian of the temperature."""
+    """Return a cloud (n, d) twice as wide as a Gaussian of the temperature."""
     return 2 / np.sqrt(beta) * np.random.default_rng(29).standard_normal((n, d))
 
 
 def run(
     flags: RwpoSampler, sampler: str, of: targets.Target, x0: Array, **how: Any
 ) -> study.Dataset:
-    """A run of a sampler; what too large steps do is measured here, not warned of."""
+    """Run a sampler; the effect of too large steps is measured here, not warned of."""
     how |= {"beta": of.beta} | ({"threads": flags.threads} if sampler == "brwp" else {"seed": 41})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="h is .* above|at the end a token attends")
@@ -157,7 +157,7 @@ def run(
 
 
 def ratio_of(variance: Array, exact: Array) -> Array:
-    """Mean over the coordinates of variances over the exact ones."""
+    """Return the mean over the coordinates of variances over the exact ones."""
     return np.mean(variance / exact, axis=-1)
 
 
@@ -165,7 +165,7 @@ sliced = partial(sampling.sliced_w2, projections=64)
 
 
 def floor(name: str, d: int, n: int, distance: Any, beta: float = 1.0) -> Array:
-    """Distances of pairs of independent samples."""
+    """Return distances of pairs of independent samples."""
     refs = references(name, d, n, beta)
     return np.array([distance(refs[i], refs[j]) for i in range(REFERENCES) for j in range(i)])
 
@@ -173,7 +173,7 @@ def floor(name: str, d: int, n: int, distance: Any, beta: float = 1.0) -> Array:
 def settled(
     flags: RwpoSampler, name: str, d: int, n: int, h: float, paths: int = 1
 ) -> tuple[study.Dataset, Array]:
-    """Runs of BRWP from exact samples on, and the variance over the exact one of each."""
+    """Return runs of BRWP from exact samples on, and the variance over the exact one of each."""
     of = target(name, d)
     x0 = of.sample(paths * n, seed=5).reshape(paths, n, d)
     found = run(flags, "brwp", of, x0, h=h, steps=round(flags.until / h), save_every=10**6)
@@ -185,7 +185,7 @@ def settled(
 
 
 def compare(flags: RwpoSampler, files: dict[str, Path], advance: Any) -> study.Dataset:
-    """The samplers at equal gradient evaluations, over targets, dimensions and steps."""
+    """Compare the samplers at equal gradient evaluations, over targets, dimensions and steps."""
     budgets = np.array(flags.budgets)
     if_exists = "resume" if flags.resume else "overwrite" if flags.overwrite else "error"
 
@@ -241,7 +241,7 @@ def compare(flags: RwpoSampler, files: dict[str, Path], advance: Any) -> study.D
 
 
 def bias(flags: RwpoSampler) -> study.Dataset:
-    """BRWP against h and the number of tokens, in the plane, from exact samples on."""
+    """Measure BRWP against h and the number of tokens, in the plane, from exact samples on."""
     paths, steps = 3, (0.1, 0.05, 0.025, 0.0125)
 
     def measure(name: str, n: int, h: float) -> dict[str, Array]:
@@ -269,7 +269,7 @@ def bias(flags: RwpoSampler) -> study.Dataset:
 
 
 def mean_field_deficit(h: float) -> float:
-    """Deficit of the variance of a Gaussian target for infinitely many tokens.
+    """Return the deficit of the variance of a Gaussian target for infinitely many tokens.
 
     y = (1 - h) x ~ N(0, t) attends to k y, k = t/(t + 2h), and rests for (1 - h)(3 - k)/2 = 1.
     """
@@ -278,7 +278,7 @@ def mean_field_deficit(h: float) -> float:
 
 
 def extrapolated(table: study.Dataset, name: str) -> tuple[Array, NDArray[np.bool_]]:
-    """Deficits for infinitely many tokens, linear in 1/ESS, and where they are resolved.
+    """Return deficits for infinitely many tokens, linear in 1/ESS, and where they are resolved.
 
     The two largest numbers of tokens are extrapolated. A step is resolved where that changes the
     deficit by less than half of what is left.
@@ -290,7 +290,7 @@ def extrapolated(table: study.Dataset, name: str) -> tuple[Array, NDArray[np.boo
 
 
 def interaction(flags: RwpoSampler) -> study.Dataset:
-    """Effective sample size and variance of BRWP against the dimension."""
+    """Measure effective sample size and variance of BRWP against the dimension."""
 
     def measure(d: int, n: int, h: float) -> dict[str, Any]:
         found, ratio = settled(flags, "laplace", d, n, h)
@@ -306,7 +306,7 @@ def interaction(flags: RwpoSampler) -> study.Dataset:
 
 
 def absorption(flags: RwpoSampler) -> study.Dataset:
-    """Spread of clouds within |x_i| <= lambda h, where f = 0 and where f = |x|^2/2."""
+    """Measure the spread of clouds within |x_i| <= lambda h, where f = 0 and f = |x|^2/2."""
     x0 = np.clip(0.2 * np.random.default_rng(3).standard_normal((300, 2)), -0.5, 0.5)
     of: dict[str, Any] = {"flat": np.zeros_like, "quadratic": lambda x: x}
 
@@ -327,7 +327,7 @@ def absorption(flags: RwpoSampler) -> study.Dataset:
 
 
 def temperature(flags: RwpoSampler) -> study.Dataset:
-    """Variance and distance over the temperature, with beta lambda^2 constant or not."""
+    """Measure variance and distance over the temperature, with beta lambda^2 constant or not."""
 
     def measure(beta: float) -> dict[str, Any]:
         case, n, cold = ("laplace", 2, beta), flags.tokens, max(1.0, beta)
@@ -357,7 +357,7 @@ def temperature(flags: RwpoSampler) -> study.Dataset:
 
 
 def cost(flags: RwpoSampler) -> study.Dataset:
-    """Seconds of a step."""
+    """Return seconds of a step."""
 
     def measure(d: int, n: int, sampler: str) -> dict[str, float]:
         of, x0 = target("lasso", d), start(n, d)
@@ -377,7 +377,7 @@ def cost(flags: RwpoSampler) -> study.Dataset:
 
 
 def best(table: study.Dataset) -> study.Dataset:
-    """The best step of every sampler and budget, chosen on two references, shown on the others.
+    """Return the best step of every sampler and budget, chosen on two references.
 
     value, spread : mean and standard deviation of the sliced W2 over the other references
     chosen : the step
@@ -400,13 +400,13 @@ def best(table: study.Dataset) -> study.Dataset:
 
 
 def listed(values: Any, labels: Any, style: str, name: str) -> str:
-    """Values with their labels, as text."""
+    """Return values with their labels, as text."""
     pairs = zip(values, labels, strict=True)
     return ", ".join(f"{value:{style}} ({name} = {label:g})" for value, label in pairs)
 
 
 def of_bias(table: study.Dataset) -> list[Finding]:
-    """The order of the bias, and the tokens that it takes to see it."""
+    """Return findings on the order of the bias, and the tokens that it takes to see it."""
     names, steps, sizes = (table[dim].values for dim in ("smooth", "h", "n"))
 
     def by_tokens(values: Array, style: str) -> str:
@@ -456,7 +456,7 @@ def brwp_of(table: study.Dataset, **places: Any) -> tuple[Array, Array, Array]:
 
 
 def of_interaction(table: study.Dataset) -> Finding:
-    """Whether the effective sample size tells where the variance is right."""
+    """Decide whether the effective sample size tells where the variance is right."""
     bound, *runs = brwp_of(table)
     ratio, ess = (
         np.append(table[key].values.ravel(), values[bound <= BOUND])
@@ -477,7 +477,7 @@ def of_interaction(table: study.Dataset) -> Finding:
 
 
 def of_dimension(table: study.Dataset) -> Finding:
-    """Variances in high dimensions."""
+    """Return the finding on variances in high dimensions."""
     part = table[["scale_variance", "scale_ess", "scale"]].isel(count=-1).max("h_scale")
     ratio, ess, dims = (part[key].values for key in ("scale_variance", "scale_ess", "scale"))
     cases = zip(ratio, dims, ess, strict=True)
@@ -490,7 +490,7 @@ def of_dimension(table: study.Dataset) -> Finding:
 
 
 def of_bound(table: study.Dataset) -> Finding:
-    """Whether the step bound separates right from wrong variances where tokens interact."""
+    """Decide whether the step bound separates right from wrong variances of interacting tokens."""
     first = table["d"].values[0]
     bound, ratio, _ = brwp_of(table, d=first)
     right = np.abs(ratio - 1) <= CLOSE
@@ -506,7 +506,7 @@ def of_bound(table: study.Dataset) -> Finding:
 
 
 def of_absorption(table: study.Dataset) -> Finding:
-    """Decay of a cloud within lambda h."""
+    """Return the finding on the decay of a cloud within lambda h."""
     k, flat = table["k"].values, table["spread"].sel(f="flat")
     late = k >= k[-1] // 4
     logs = np.log(k[late]), np.log(flat[:, late])
@@ -523,7 +523,7 @@ def of_absorption(table: study.Dataset) -> Finding:
 
 
 def of_equal_effort(table: study.Dataset, d: int, at_equal_time: bool = False) -> Finding:
-    """BRWP against the better of the Langevin samplers, in one dimension."""
+    """Compare BRWP with the better of the Langevin samplers, in one dimension."""
     chosen, budgets = best(table).sel(d=d), table["budget"].values
     ours = chosen["value"].sel(sampler="brwp")
     theirs, measure, ratio = chosen["value"].sel(sampler=list(SAMPLERS[1:])), "gradients", 1.0
@@ -555,7 +555,7 @@ def of_equal_effort(table: study.Dataset, d: int, at_equal_time: bool = False) -
 
 
 def of_distance(table: study.Dataset) -> Finding:
-    """What the exact W2 of n samples sees of a lost variance."""
+    """Return the finding on what the exact W2 of n samples sees of a lost variance."""
     brwp = table.sel(sampler="brwp").isel(budget=-1)
     below = brwp["w2"].mean("pair") < table["w2_floor"].mean("floor_pair")
     lost = (brwp["variance"] < 0.5) & below
@@ -575,7 +575,7 @@ COLOURS = {"brwp": "#0b3c5d", "myula": "#c1440e", "ula": "#5c8a3a"}
 def rows(
     table: study.Dataset, dims: dict[str, str], cells: dict[str, Callable[[study.Dataset], str]]
 ) -> list[dict[str, str]]:
-    """A row for all labels of some dimensions, title -> dimension, and cells made of its part."""
+    """Return a row for all labels of some dimensions, title -> dimension, and cells of its part."""
     found = []
     for labels in product(*(table[dim].values.tolist() for dim in dims.values())):
         part = table.sel(dict(zip(dims.values(), labels, strict=True)))
@@ -585,17 +585,17 @@ def rows(
 
 
 def mean(name: str, style: str = ".3f", **places: Any) -> Callable[[study.Dataset], str]:
-    """A cell with the mean of a variable, at some labels."""
+    """Return a cell with the mean of a variable, at some labels."""
     return lambda part: f"{float(part[name].sel(places).mean()):{style}}"
 
 
 def pair(name: str) -> Callable[[study.Dataset], str]:
-    """A cell with mean and standard deviation."""
+    """Return a cell with mean and standard deviation."""
     return lambda part: f"{float(part[name].mean()):.3f} ± {float(part[name].std()):.3f}"
 
 
 def report(table: study.Dataset, chosen: study.Dataset, exact: Sequence[float]) -> str:
-    """The tables; `exact` is the deficit of infinitely many tokens of a Gaussian at every h."""
+    """Return the tables; `exact` is the deficit for infinitely many tokens of a Gaussian."""
     samplers, budgets = table["sampler"].values.tolist(), table["budget"].values
     infinite = dict(zip(table["h"].values.tolist(), exact, strict=True))
 
@@ -654,7 +654,7 @@ def report(table: study.Dataset, chosen: study.Dataset, exact: Sequence[float]) 
 
 @style()
 def against_gradients(table: study.Dataset, chosen: study.Dataset) -> study.Figure:
-    """Sliced W2 against gradient evaluations, one panel for each target and dimension."""
+    """Draw the sliced W2 against gradient evaluations, one panel for each target and dimension."""
     names, dims = table["target"].values, table["d"].values
     figure, axes = grid(len(names), len(dims), PAGE, 5.6)
     for row, name in zip(axes, names, strict=True):
@@ -678,7 +678,7 @@ def against_gradients(table: study.Dataset, chosen: study.Dataset) -> study.Figu
 
 @style()
 def bias_figure(table: study.Dataset, exact: Sequence[float]) -> study.Figure:
-    """Deficit of the variance against h, and variance against the effective sample size."""
+    """Draw the deficit of the variance against h, and variance against effective sample size."""
     shades = ("#9dbcd4", "#3f7cac", "#0b3c5d")
     figure, axes = grid(1, 3, PAGE, 2.6)
     steps = table["h"].values
@@ -709,7 +709,7 @@ def bias_figure(table: study.Dataset, exact: Sequence[float]) -> study.Figure:
 
 @style()
 def absorption_figure(table: study.Dataset) -> study.Figure:
-    """Spread of an absorbed cloud, and variance against beta lambda^2 h."""
+    """Draw the spread of an absorbed cloud, and variance against beta lambda^2 h."""
     from matplotlib.lines import Line2D
 
     figure, axes = grid(1, 2, PAGE, 2.8)

@@ -47,7 +47,7 @@ def as_tuple(value):
 
 
 def run(code: str, **environment: str) -> str:
-    """What a script prints, which two threads are offered to; it may take a minute."""
+    """Return what a script prints, which two threads are offered to; it may take a minute."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")  # a file: a law is known by its source
         script.write_text(_CALLS + code)

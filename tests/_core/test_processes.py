@@ -57,7 +57,7 @@ nets.train.train(net, objective, lambda step: (x, x.argmax(1)), config, out=sys.
 
 
 def run(code: str, folder: Path) -> subprocess.Popen[str]:
-    """A script in a session of its own, by which its processes are known."""
+    """Return a script in a session of its own, by which its processes are known."""
     file = folder / "script.py"
     file.write_text(code)
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

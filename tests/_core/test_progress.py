@@ -11,7 +11,7 @@ from wflow._core.progress import COMPILING, progress
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that moves only when a test advances it."""
+    """Return a clock that moves only when a test advances it."""
 
     made = types.SimpleNamespace(now=0.0, monotonic=lambda: made.now)
     monkeypatch.setattr(module, "time", made)
@@ -90,7 +90,7 @@ def test_a_loop_that_fails_leaves_how_far_it_came(clock, notebook):
 
 
 def stub(module_name: str = "wflow.stub"):
-    """A function that was never compiled, of a module of that name."""
+    """Return a function that was never compiled, of a module of that name."""
 
     def add(a):
         return a + 1

@@ -135,7 +135,7 @@ def test_a_loop_that_carries_on_after_errors_stops(tmp_path, kind, monkeypatch, 
 
 
 def script(code: str, *flags: str, **options) -> subprocess.CompletedProcess[str]:
-    """What a script does that a signal ends."""
+    """Return what a script does that a signal ends."""
     code = (
         "import atexit, signal\nfrom wflow._core.signals import signals_as_errors\n"
         "def stopped(kind):\n"

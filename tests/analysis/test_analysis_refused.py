@@ -21,7 +21,7 @@ BOUNDS = {"heads": 2, "t_final": 0.4, "dt": 0.1, "seed": 1}
 
 @functools.cache
 def bare() -> xarray.Dataset:
-    """A run without tokens."""
+    """Return a run without tokens."""
     options = {"heads": 1, "t_final": 1.0, "dt": 0.1, "save": wflow.SaveAt(paths=())}
     return wflow.solve(wflow.tokens.uniform(5, 3), Frozen(), **options)
 

@@ -313,7 +313,7 @@ def test_plateaus_are_long_in_the_log_of_time():
 
 @pytest.fixture(scope="module")
 def merging(tmp_path_factory) -> str:
-    """A run in which two paths of four tight groups become one cluster."""
+    """Return a run in which two paths of four tight groups become one cluster."""
     file = tmp_path_factory.mktemp("clusters") / "run.h5"
     x0 = np.stack([wflow.tokens.clusters(24, 3, clusters=4, spread=0.1, seed=s) for s in (1, 2)])
     wflow.solve(

@@ -17,7 +17,7 @@ SIGN = {"ascent": 1.0, "descent": -1.0}
 
 
 def velocity(flow, m, g):
-    """The ascent of heads with denominators m and gradients g."""
+    """Return the ascent of heads with denominators m and gradients g."""
     if flow == "softmax":
         return (g / m).mean(axis=0)
     return g.mean(axis=0) * ((1 / m).mean(axis=0) if flow == "effective" else 1.0)

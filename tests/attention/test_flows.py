@@ -46,7 +46,7 @@ class Balanced(Flow):
         self.rounds = rounds
 
     def potential_of(self, cloud):
-        """f with (1/n) sum_j e^{f_i + f_j} exp(<x_i, D x_j>) = 1, (paths, heads, n)."""
+        """Return f with (1/n) sum_j e^{f_i + f_j} exp(<x_i, D x_j>) = 1, (paths, heads, n)."""
         f = -cloud.log_mobility() / 2
         for _ in range(self.rounds):
             f = (f - cloud.log_mobility(f)) / 2

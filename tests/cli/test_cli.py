@@ -29,7 +29,7 @@ RECORDED = "every value is recorded"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """Small real runs, one of a kind."""
+    """Return the small real runs, one of a kind."""
     folder = tmp_path_factory.mktemp("runs")
     x0 = wflow.tokens.cross_polytope(n=12, d=3, spread=0.05, seed=1)
     ou = wflow.heads.OrnsteinUhlenbeck(mean=np.eye(3), rate=1.0, sigma2=2.0)

@@ -28,7 +28,7 @@ def undrawn(monkeypatch) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> Path:
-    """The folder of a study that was started by its name in an empty folder."""
+    """Return the folder of a study that was started by its name in an empty folder."""
     folder = tmp_path_factory.mktemp("empty")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

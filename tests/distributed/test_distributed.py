@@ -38,7 +38,7 @@ SAVE = wflow.SaveAt(every=3, snapshots=[0, 0.2, 0.5], paths=[1, 2, 5], heads=Tru
 
 
 def problem(**changes: Any) -> dict[str, Any]:
-    """Seven paths with everything that a run file can hold."""
+    """Return the seven paths with everything that a run file can hold."""
     settings = {
         "x0": wflow.tokens.cross_polytope(n=12, d=3, spread=0.05, seed=1),
         "law": OrnsteinUhlenbeck(np.eye(3)), "heads": 2, "t_final": 0.5, "dt": 0.005, "paths": 7,
@@ -56,7 +56,7 @@ def check_same(one: Any, other: Any) -> None:
 
 @pytest.fixture(scope="module")
 def serial(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The problem as one process computes it."""
+    """Return the problem as one process computes it."""
     return wflow.solve(**problem(), out=tmp_path_factory.mktemp("serial") / "run.h5").load()
 
 
@@ -71,7 +71,7 @@ def in_parts(task: dict[str, Any], out: Path, cuts: list[int]) -> Run:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
-    """Two workers of one thread each."""
+    """Yield two workers of one thread each."""
     with (
         pools.local_cluster(2, 1) as workers,
         library.Client(workers, set_as_default=False) as made,
@@ -290,7 +290,7 @@ def test_a_scheduler_is_found_from_a_notebook_whose_thread_runs_a_loop(client) -
 
 
 def pem(folder: Path, security: Any) -> list[str]:
-    """Files with the certificate of the cluster, that of a client and its key."""
+    """Return files with the certificate of the cluster, that of a client and its key."""
     contents = security.tls_ca_file, security.tls_client_cert, security.tls_client_key
     files = [folder / name for name in ("ca.pem", "cert.pem", "key.pem")]
     for file, content in zip(files, contents, strict=True):

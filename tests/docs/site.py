@@ -46,7 +46,7 @@ class _Resources(HTMLParser):
 
 
 def external_resources(site: Path) -> list[str]:
-    """Resources of pages and style sheets that come from a network: 'page: address'."""
+    """Return resources of pages and style sheets that come from a network: 'page: address'."""
     outside = re.compile(r"^(https?:)?//")
     wrong = []
     for page in sorted(site.rglob("*.html")):
@@ -61,7 +61,7 @@ def external_resources(site: Path) -> list[str]:
 
 
 def public_names() -> list[str]:
-    """Full public names, as the API pages list them."""
+    """Return the full public names, as the API pages list them."""
     import api_pages
 
     return [name.path for name in api_pages.names()] + list(api_pages.rooms())
@@ -94,7 +94,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(site: Path) -> Iterator[str]:
-    """The site at an address of this machine: the search does not run from a file."""
+    """Yield the site at an address of this machine: the search does not run from a file."""
     handler = functools.partial(_Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -130,13 +130,13 @@ ready.then(() => {
 
 
 def requests_outside(driver: Any, address: str) -> list[str]:
-    """What the page has requested from elsewhere since the last call."""
+    """Return what the page has requested from elsewhere since the last call."""
     own = (address, "data:", "blob:", "about:", "chrome:")
     return [url for url in requested(driver) if not url.startswith(own)]
 
 
 def looked_at(site: Path, pictures: Path | None = None, only: str = "") -> list[str]:
-    """What is wrong with the pages in a browser of 1280 pixels."""
+    """Return what is wrong with the pages in a browser of 1280 pixels."""
     wrong: list[str] = []
     pages = [
         page.relative_to(site).as_posix()

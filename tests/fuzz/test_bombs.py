@@ -36,7 +36,7 @@ def little_memory() -> Iterator[None]:
 
 
 def npz(path: Path, shape: tuple[int, ...], block: bytes = bytes(2**20)) -> Path:
-    """A packed array of these numbers, again and again."""
+    """Return a packed array of these numbers, again and again."""
     about = {"descr": "<f8", "fortran_order": False, "shape": shape}
     with (
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,

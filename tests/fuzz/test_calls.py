@@ -48,7 +48,7 @@ RESULTS = {
 
 
 def public() -> set[str]:
-    """Names of the public functions and classes, `module.name` or `name`."""
+    """Return names of the public functions and classes, `module.name` or `name`."""
     found = {
         name
         for name in wflow.__all__
@@ -82,7 +82,7 @@ SHORT = {"x0": X, "law": LAW, "heads": 2, "t_final": 0.2, "dt": 0.1}
 
 @functools.cache
 def runs() -> dict[str, Any]:
-    """Small runs in memory."""
+    """Return the small runs in memory."""
     options = {"law": LAW, "heads": 2, "t_final": 0.4, "dt": 0.05, "paths": 2}
     options["save"] = wflow.SaveAt(snapshots=[0, 0.2, 0.4], paths=[0, 1], heads=True)
     bare = {**options, "save": wflow.SaveAt(snapshots=[], paths=[])}
@@ -96,7 +96,7 @@ def runs() -> dict[str, Any]:
 
 
 def study_in(folder: Path) -> str:
-    """The folder of a study that has a summary and no runs."""
+    """Return the folder of a study that has a summary and no runs."""
     study = folder / "study"
     study.mkdir(exist_ok=True)
     attrs = {"schema": "wflow-study/1", "study": "trial"}
@@ -111,7 +111,7 @@ def posterior_and_prior(x: Any, y: Any, n: Any, seed: Any, **given: Any) -> np.n
 
 
 def defined(function: Any) -> Any:
-    """A diagnostic that is NaN, as it says, for what is constant: there with zeros."""
+    """Return a diagnostic that is NaN, as it says, for what is constant: there with zeros."""
     return lambda samples: np.nan_to_num(function(samples))
 
 
@@ -151,7 +151,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 
 def arguments(folder: Path) -> dict[str, dict[str, Any]]:
-    """Valid arguments of every public function; `folder` is for files."""
+    """Return the valid arguments of every public function; `folder` is for files."""
     found: dict[str, dict[str, Any]] = {}
 
     def add(module: str, names: str, **given: Any) -> None:
@@ -353,7 +353,7 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def table(folder: Path) -> dict[str, Case]:
-    """The cases by name; a second case of a function has more words in its name."""
+    """Return the cases by name; a second case of a function has more words in its name."""
     return {
         name: Case(CALLS.get(name) or attrgetter(name.split(" ")[0])(wflow), given)
         for name, given in arguments(folder).items()
@@ -377,7 +377,7 @@ ANY = [*HUGE, *SMALL, *NUMPY, *TEXTS, *OTHERS]  # what takes the place of any ar
 
 
 def layouts(array: np.ndarray) -> list[Any]:
-    """Arrays of the same numbers, laid out in other ways."""
+    """Return arrays of the same numbers, laid out in other ways."""
     frozen = array.copy()
     frozen.flags.writeable = False
     return [
@@ -388,7 +388,7 @@ def layouts(array: np.ndarray) -> list[Any]:
 
 
 def spoiled(array: np.ndarray, rng: np.random.Generator) -> list[Any]:
-    """Arrays of another type, shape or content."""
+    """Return arrays of another type, shape or content."""
     place = tuple(rng.integers(size) for size in array.shape) if array.size else ()
     found: list[Any] = []
     for value in (np.nan, np.inf, 1e200, 0.0):
@@ -425,7 +425,7 @@ def replacement(value: Any, rng: np.random.Generator) -> Any:
 
 
 def out_of_scope(name: str, argument: str, value: Any) -> bool:
-    """Whether a call would start processes, or take long because it is asked for much."""
+    """Return whether a call would start processes, or take long because it is asked for much."""
     if argument in ("workers", "scheduler"):
         return bool(isinstance(value, str) or (isinstance(value, int | np.integer) and value > 0))
     if (name, argument) in (
@@ -445,7 +445,7 @@ def is_numerical(warning: warnings.WarningMessage) -> bool:
 
 
 def snapshot(value: Any) -> Any:
-    """A copy of what must not change: arrays, and the data of runs."""
+    """Return a copy of what must not change: arrays, and the data of runs."""
     if isinstance(value, np.ndarray) and value.size < 10**6:
         return type(value), value.dtype, value.shape, value.strides, np.asarray(value).tobytes()
     if hasattr(value, "data_vars"):
@@ -457,7 +457,7 @@ def snapshot(value: Any) -> Any:
 
 
 def attempt(case: Case, arguments: dict[str, Any]) -> tuple[str | None, Any]:
-    """What is wrong with a call, None for nothing, and what it returns."""
+    """Return what is wrong with a call, None for nothing, and what it returns."""
     before = {name: snapshot(value) for name, value in arguments.items()}
     said = result = None
     with warnings.catch_warnings(record=True) as caught:
@@ -499,7 +499,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def valid(folder: Path) -> Iterator[dict[str, Case]]:
-    """The cases, after every function was called once: compiled code is loaded."""
+    """Yield the cases, after every function was called once: compiled code is loaded."""
     valid = table(folder)
     wflow.solve(**valid["solve to a file"].arguments).close()
     with pytest.MonkeyPatch.context() as patch:
@@ -543,7 +543,7 @@ def test_calls_work_or_raise_an_error_of_wflow(valid, folder, monkeypatch, cases
 
 
 def forms(value: Any) -> list[Any]:
-    """A valid value in other forms that mean the same."""
+    """Return a valid value in other forms that mean the same."""
     if isinstance(value, np.ndarray):
         return [*layouts(value), value.astype(object)]
     if type(value) is bool:
@@ -557,7 +557,7 @@ def forms(value: Any) -> list[Any]:
 
 
 def strangers(name: str, value: Any) -> list[Any]:
-    """What may look like a valid value of its kind, and must be refused."""
+    """Return what may look like a valid value of its kind, and must be refused."""
     if isinstance(value, np.ndarray):
         mask = np.zeros(value.shape, bool)
         mask.flat[0] = True

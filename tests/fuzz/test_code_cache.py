@@ -85,7 +85,7 @@ class CodeCache:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> CodeCache:
-    """The kernels and their code in double precision, which stay as they are."""
+    """Return the kernels and their code in double precision, which stay as they are."""
     folder = tmp_path_factory.mktemp("whole")
     source = folder / "small_kernels.py"
     source.write_text(KERNELS)

@@ -47,7 +47,7 @@ class Accepted(BaseException):
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A folder of files that no command may take for its own, hang on, or change."""
+    """Return a folder of files that no command may take for its own, hang on, or change."""
     folder = tmp_path / "hostile"
     (folder / "folder").mkdir(parents=True)
     (folder / "text.h5").write_text("not HDF5")
@@ -74,7 +74,7 @@ def hostile(tmp_path: Path) -> Path:
 
 
 def snapshot(*folders: Path) -> dict[Path, tuple[int, int, int]]:
-    """What lies in the folders: kind, size and time of change of every file."""
+    """Return what lies in the folders: kind, size and time of change of every file."""
     found = {}
     for folder in folders:
         for place in sorted(folder.rglob("*")):
@@ -85,7 +85,7 @@ def snapshot(*folders: Path) -> dict[Path, tuple[int, int, int]]:
 
 
 def flags_of(module: ModuleType) -> type:
-    """The class of the flags of a study, which are the cases of this driver."""
+    """Return the class of the flags of a study, which are the cases of this driver."""
     (found,) = [
         value
         for value in vars(module).values()
@@ -97,7 +97,7 @@ def flags_of(module: ModuleType) -> type:
 
 
 def words(rng: random.Random, hint: Any, hostile: Path) -> list[str]:
-    """Values of one flag, most of them wrong."""
+    """Return values of one flag, most of them wrong."""
     files = [str(file) for file in sorted(hostile.iterdir())]
     files += ["/dev/null", "/proc/self/mem", f"{hostile / 'text.h5'}/below", "missing.h5"]
     kinds, many = set[Any](), False
@@ -129,7 +129,7 @@ def flags(kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def wrong_lines(name: str, module: ModuleType, hostile: Path, count: int) -> Iterator[list[str]]:
-    """Every flag of a study once with wrong words, then two or three of them together."""
+    """Yield every flag of a study once with wrong words, then two or three of them together."""
     of = dict(flags(flags_of(module)))
     fields = list(of)
     rng = random.Random(name)
@@ -148,7 +148,7 @@ def wrong_lines(name: str, module: ModuleType, hostile: Path, count: int) -> Ite
 def outcome(
     run: Callable[[], int], listing: Callable[[], Any], capsys: Any, also: tuple[int, ...] = ()
 ) -> tuple[int | None, str]:
-    """Status of a command, and what is wrong with how it ended; nothing for 0 or a message.
+    """Return status of a command, and what is wrong with how it ended; nothing for 0 or a message.
 
     The status is None where the runs would begin; `also` is right, too.
     """

@@ -88,7 +88,7 @@ def test_every_flipped_bit_of_a_finished_file_is_detected_or_changes_nothing(
 
 
 def begun(out: Path) -> tuple[Any, ParticleRun]:
-    """The writer of a new run."""
+    """Return the writer of a new run."""
     problem = problem_of(X0, **OPTIONS)
     attrs = dataset_attrs(problem.config(), problem.seed)
     return driver.create(out, ParticleRun(problem), attrs, overwrite=False), ParticleRun(problem)

@@ -74,7 +74,7 @@ def finish(out: Path, resume: bool = False) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """The study, not disturbed, and the seconds that it took."""
+    """Return the study, not disturbed, and the seconds that it took."""
     out = tmp_path_factory.mktemp("whole") / "study"
     begun = time.monotonic()
     finish(out)

@@ -237,7 +237,7 @@ RATE = 1.0""",
 
 
 def write(folder: Path, text: str, *changes: str) -> Path:
-    """The modules of a law in a folder, with some changes."""
+    """Return the modules of a law in a folder, with some changes."""
     text = MARK.sub(lambda mark: mark[3] if mark[1] in changes else mark[2], text)
     first, *others = re.split(r"^=== (.*)\n?", text, flags=re.MULTILINE)
     folder.mkdir(parents=True)
@@ -250,7 +250,7 @@ def write(folder: Path, text: str, *changes: str) -> Path:
 
 @contextmanager
 def loaded(folder: Path, name: str = "mylaw") -> Iterator[HeadLaw]:
-    """The law of the modules in a folder, imported as if for the first time."""
+    """Yield the law of the modules in a folder, imported as if for the first time."""
     before = set(sys.modules)
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()

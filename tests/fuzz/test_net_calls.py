@@ -65,7 +65,7 @@ def strange():
 
 
 def frozen(value):
-    """What a value holds, to see afterwards that nobody has changed it."""
+    """Return what a value holds, to see afterwards that nobody has changed it."""
     if isinstance(value, torch.Tensor):
         if value.is_meta or value.layout != torch.strided or value.is_nested or value.is_quantized:
             return id(value)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A checkpoint in the middle of a training, and a file of weights."""
+    """Return a checkpoint in the middle of a training, and a file of weights."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.raises(RuntimeError, match="power cut"):
         run(folder, batches=Points(fault=crash, at=9))

@@ -47,7 +47,7 @@ def serve(orders: Any, answers: Any, barrier: Any) -> None:
 
 @pytest.fixture(scope="module")
 def race() -> Iterator[Callable[..., list[Outcome]]]:
-    """`race(out, hows, seeds, steps, waits)`: what became of the runs of two processes."""
+    """Yield `race(out, hows, seeds, steps, waits)`: what became of the runs of two processes."""
     context = multiprocessing.get_context("spawn")
     answers, barrier = context.Queue(), context.Barrier(2)
     orders = [context.Queue() for _ in range(2)]

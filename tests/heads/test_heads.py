@@ -21,7 +21,7 @@ DIAGONAL = np.eye(D, dtype=bool)
 
 
 def heads_after(law, dt, steps, seed=0):
-    """A large sample of heads after some steps, all of one path."""
+    """Return a large sample of heads after some steps, all of one path."""
     normals = CounterNormals(seed)
     heads = np.broadcast_to(law.mean, (1, HEADS, D, D)).copy()
     for step in range(steps):
@@ -123,7 +123,7 @@ def test_a_custom_law_is_two_callables():
 
 
 def law_with(base=HeadLaw, *arguments, **methods):
-    """An instance of a subclass `Mine` with these methods."""
+    """Return an instance of a subclass `Mine` with these methods."""
     return type("Mine", (base,), methods)(*arguments)
 
 

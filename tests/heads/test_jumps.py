@@ -59,7 +59,7 @@ def test_jumps_are_kept_where_the_heads_of_a_table_jump():
 
 
 def after(law, heads, steps, dt):
-    """Heads (heads, d, d) of one path that start at zero."""
+    """Return heads (heads, d, d) of one path that start at zero."""
     process = HeadProcess(law, np.zeros((heads, 2, 2)), seed=3, paths=(7,))
     for step in range(steps):
         process.advance(step, step * dt, dt, TABLEAUX["euler"])

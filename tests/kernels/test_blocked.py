@@ -19,7 +19,7 @@ def arguments(
     rng, paths, n, d, heads, *, size=1.0, flow="softmax", sign=-1.0, tied=True, causal=False,
     drift=True, noise=True, ito=True, dtype="f8",
 ):  # fmt: skip
-    """Random input of `fused_sums`; `size` bounds the scores."""
+    """Return random input of `fused_sums`; `size` bounds the scores."""
     x = unit(rng, paths, n, d)
     D = symmetric(rng, paths, heads, d, d) if tied else rng.normal(size=(paths, heads, d, d))
     D *= size / max(np.linalg.norm(D, 2, (-2, -1)).max(), 1e-300)
@@ -33,12 +33,12 @@ def arguments(
 
 
 def of_path(args, p):
-    """The input of one path; heads may be those of all paths."""
+    """Return the input of one path; heads may be those of all paths."""
     return (*(a[p : p + 1] if len(a) > 1 else a for a in args[:6]), *args[6:])
 
 
 def at_rest(args, D, promised=False):
-    """The same input with tied heads at rest."""
+    """Return the same input with tied heads at rest."""
     return (args[0], D, D, *args[3:-1], promised)
 
 

@@ -41,7 +41,7 @@ problems = st.fixed_dictionaries(
 
 
 def problem(seed, cloud, head, d, n, heads, norm):
-    """x, D, drift, noise, sigma2 with a leading axis of one path."""
+    """Return x, D, drift, noise, sigma2 with a leading axis of one path."""
     rng = np.random.default_rng(seed)
     x = random_clouds.tokens(rng, cloud, n, d)
     D = random_clouds.heads(rng, head, heads, d, norm)
@@ -105,7 +105,7 @@ def test_velocities_and_terms_are_the_exact_ones_within_the_estimate(
 
 
 def _largest_gradient(x, D, flow):
-    """Bound of |gbar|, or of |gbar|/b: mean of |D_h| m_h, over the tokens."""
+    """Return the bound of |gbar|, or of |gbar|/b: mean of |D_h| m_h, over the tokens."""
     twin = Twin(x, D)
     m = np.exp(twin.log_m.astype(float))
     bound = (np.linalg.norm(D, 2, axis=(1, 2))[:, None] * m).mean(axis=0)

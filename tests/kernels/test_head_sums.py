@@ -21,7 +21,7 @@ every_exact_implementation = pytest.mark.parametrize(
 
 
 def ask(sums):
-    """The sums meant by a name; torch runs on the CPU."""
+    """Return the sums meant by a name; torch runs on the CPU."""
     if sums == "torch":
         pytest.importorskip("torch")
         return Sums("exact", backend="torch", device="cpu")

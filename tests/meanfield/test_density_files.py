@@ -146,7 +146,7 @@ def scaled(name: str, factor: float, at: Any = ()) -> Callable[[h5py.File], None
 
 
 def moved(name: str, by: float, at: Any) -> Callable[[h5py.File], None]:
-    """Mass from a cell to the next: the mass stays."""
+    """Return mass from a cell to the next: the mass stays."""
 
     def act(file: h5py.File) -> None:
         values = file[name][()]

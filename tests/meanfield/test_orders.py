@@ -25,7 +25,7 @@ def solved(mesh: Any, t: float, **options: Any) -> np.ndarray:
 
 
 def errors_of(exact: Any, meshes: Any, t: float, **options: Any) -> list[float]:
-    """Integrals of the error at t; exact: a function of the mesh."""
+    """Return integrals of the error at t; exact: a function of the mesh."""
     return [mesh.integrate(np.abs(solved(mesh, t, **options) - exact(mesh))) for mesh in meshes]
 
 
@@ -134,7 +134,7 @@ BETAS = np.array([3.0, 1.0])
 
 
 def law_of_two_clusters(flow: str, angle: float, t: float, m: float) -> float:
-    """The angle at t of two points of masses m and 1 - m, heads beta I, in ascent."""
+    """Return the angle at t of two points of masses m and 1 - m, heads beta I, in ascent."""
 
     def speed(a: float, own: float) -> float:
         other = np.exp(BETAS * math.cos(a))

@@ -30,13 +30,13 @@ def test_purposes_differ_and_keep_their_numbers():
 
 
 def numbered(n: int = 10) -> tuple:
-    """Images of 2 x 3 pixels whose value is their number; labels the same."""
+    """Return images of 2 x 3 pixels whose value is their number; labels the same."""
     values = torch.arange(n, dtype=torch.uint8)
     return values[:, None, None].expand(n, 2, 3).clone(), values
 
 
 def augmented(augment, *shape):
-    """Batches of the same inputs, changed at random."""
+    """Return batches of the same inputs, changed at random."""
     inputs = torch.rand(6, *shape, generator=torch.Generator().manual_seed(0))
     return lambda step: (augment(inputs, step),)
 

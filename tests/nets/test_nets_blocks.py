@@ -25,7 +25,7 @@ def lengths_mask(*lengths, tokens=5):
 
 
 def twin_of(attention: Attention) -> nn.MultiheadAttention:
-    """Torch's module with the same weights."""
+    """Return torch's module with the same weights."""
     width = attention.qkv.in_features
     twin = nn.MultiheadAttention(width, attention.heads, batch_first=True, dtype=DOUBLE)
     twin.in_proj_weight.data = attention.qkv.weight.data

@@ -78,7 +78,7 @@ def test_points_on_a_surface_are_uniform_with_respect_to_area():
 
 
 def off_files(broken=0):
-    """A mesh of each kind in both halves, at a height of its own; some without area."""
+    """Return a mesh of each kind in both halves, at a height of its own; some without area."""
     files = {}
     for label, kind in enumerate(("chair", "airplane")):
         for half, count in (("train", 3), ("test", 2)):
@@ -97,7 +97,7 @@ def packed(files):
 
 
 def small(folder, **options):
-    """The clouds of an archive that has fewer of them than the published one."""
+    """Return the clouds of an archive that has fewer of them than the published one."""
     return data.modelnet40(folder=folder, partial=True, **{"points": 9} | options)
 
 
@@ -159,7 +159,7 @@ def hdf5(points, labels):
 
 
 def pointnet_files(tmp_path, **changes):
-    """A folder with an archive of points in three files, and the points."""
+    """Return a folder with an archive of points in three files, and the points."""
     draw = np.random.default_rng(0)
     parts = [draw.standard_normal((n, 20, 3)).astype("f4") for n in (3, 2, 2)]
     labels = [np.array(v, "u1")[:, None] for v in ([1, 0, 1], [0, 0], [1, 0])]

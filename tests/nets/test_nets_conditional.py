@@ -35,7 +35,7 @@ FLOWS = {
 
 
 def flow_of(name: str, condition: int):
-    """A flow of a name, with its context."""
+    """Return a flow of a name, with its context."""
     phi = potential(2, condition)
     if name == "OT-Flow":
         return generative.OTFlow(phi, **FLOWS[name]), {}
@@ -113,7 +113,7 @@ def trained(objective, batches, steps: int = 100, flow=None):
 
 
 def pairs(step: int):
-    """Data y in a range; x, where it is used, of the posterior."""
+    """Return the data y in a range; x, where it is used, of the posterior."""
     rng = np.random.default_rng(step)
     y = rng.uniform(-1, 1, (64, 1))
     x = y - 1 + 0.5 * rng.standard_normal((64, 1))

@@ -248,7 +248,7 @@ def test_blocks_that_return_no_velocity_are_refused(answer, message):
 
 
 def plain(model, x, valid=None):
-    """State and cost by the formulas, Euler's scheme, each sample over its entries."""
+    """Return the state and cost by the formulas, Euler's scheme, each sample over its entries."""
     weight, cost = torch.ones(x.shape[:2]) if valid is None else valid, 0.0
     weight = weight.to(x.dtype)
     if model.cost == "mean":

@@ -37,7 +37,7 @@ def dense(width, dropout=0.0):
 
 
 def squares(layer, x, f):
-    """A running cost of the states."""
+    """Return a running cost of the states."""
     return x.square().mean() + (x * f).mean()
 
 
@@ -46,7 +46,7 @@ def mean_square(out):
 
 
 def double(network, seed=0):
-    """Weights of order one in double precision, so that no gradient is small by itself."""
+    """Return weights of order one in double precision, so that no gradient is small by itself."""
     generator = torch.Generator().manual_seed(seed)
     network = network.double()
     with torch.no_grad():

@@ -17,14 +17,14 @@ def normal(*shape, seed=0):
 
 
 def problem(loss, lam=0.7, *, c=3, d=5, steps=6, t_final=1.5, seed=0):
-    """A problem and data of four samples."""
+    """Return a problem and data of four samples."""
     made = ConvexProblem(normal(c, d, seed=seed), loss, t_final=t_final, steps=steps, lam=lam)
     x0, y = normal(4, d, seed=1), normal(4, c, seed=2)
     return made, x0, y if loss == "squared" else torch.softmax(2 * y, -1)
 
 
 def priced(loss, over):
-    """A problem with lambda above T L^2 by a factor."""
+    """Return a problem with lambda above T L^2 by a factor."""
     made, _, _ = problem(loss)
     return problem(loss, over * made.t_final * made.L**2)[0]
 

@@ -89,7 +89,7 @@ def expect(monkeypatch, name: str, contents: dict[str, bytes]) -> None:
 
 @pytest.fixture
 def published(monkeypatch) -> dict[str, bytes]:
-    """Contents of all four files by name: 60 and 30 digits."""
+    """Return contents of all four files by name: 60 and 30 digits."""
     contents = {}
     for names, n in (("_TRAIN", 60), ("_TEST", 30)):
         images, labels = (file.name for file in getattr(datasets, names))
@@ -188,7 +188,7 @@ def test_a_corrupt_file_is_refused_with_both_checksums_and_not_passed_over(
 
 @pytest.fixture
 def server(tmp_path):
-    """A folder and the address under which this machine serves it."""
+    """Yield a folder and the address under which this machine serves it."""
     pytest.importorskip("pooch")
 
     class Quiet(SimpleHTTPRequestHandler):
@@ -310,7 +310,7 @@ PAIRS = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("a", "b"), ("ab", "a")]
 
 
 def byte_pair_files() -> dict[str, bytes]:
-    """Files in GPT-2's format: 256 bytes, five pairs, and the mark of the end."""
+    """Return files in GPT-2's format: 256 bytes, five pairs, and the mark of the end."""
     library = pytest.importorskip("tokenizers")
     letters = sorted(library.pre_tokenizers.ByteLevel.alphabet())
     tokens = [*letters, *("".join(pair) for pair in PAIRS), "<|endoftext|>"]
@@ -383,7 +383,7 @@ PLAY = "First Citizen:\nthe abab, before we proceed.\n\nAll:\nSpeak, speak the w
 
 @pytest.fixture
 def play(tmp_path, monkeypatch) -> Path:
-    """A folder with a short text, which the loader expects."""
+    """Return a folder with a short text, which the loader expects."""
     fill(tmp_path, {"tinyshakespeare.txt": PLAY.encode()})
     expected = dataclasses.replace(datasets._SHAKESPEARE, sha256=sha(PLAY.encode()))
     monkeypatch.setattr(datasets, "_SHAKESPEARE", expected)

@@ -17,7 +17,7 @@ def normal(*shape, seed=0):
 
 
 def trajectory(states, times=None):
-    """A trajectory through given states (M + 1, batch, tokens, width)."""
+    """Return a trajectory through given states (M + 1, batch, tokens, width)."""
     steps = len(states) - 1
     if times is None:
         times = torch.arange(steps + 1, dtype=torch.float64)
@@ -30,7 +30,7 @@ TIMES = torch.tensor([0.0, 0.1, 0.5, 2.0], dtype=torch.float64)
 
 
 def circle(angle, steps=400):
-    """A token that goes along an arc of the unit circle, at constant speed."""
+    """Return a token that goes along an arc of the unit circle, at constant speed."""
     a = torch.linspace(0, angle, steps + 1, dtype=torch.float64)
     return torch.stack([a.cos(), a.sin()], -1)[:, None, None, :]
 

@@ -27,7 +27,7 @@ def draw(*shape, seed=0, dtype=DOUBLE):
 
 
 def potential(dim=2, seed=0, scale=0.2, **options):
-    """A potential whose weights are all random, so that no term vanishes."""
+    """Return a potential whose weights are all random, so that no term vanishes."""
     phi = generative.Potential(dim, **{"width": 8} | options).double()
     with torch.no_grad():
         for i, weight in enumerate(phi.parameters()):
@@ -46,7 +46,7 @@ def sparse(phi=None, seed=3, tokens=40, **options):
 
 
 def plain_value(phi, s):
-    """phi(s) for one point, in torch's own operations."""
+    """Return phi(s) for one point, in torch's own operations."""
     u = torch.log(2 * torch.cosh(phi.opening.weight @ s + phi.opening.bias))
     for layer in phi.residual:
         u = u + torch.log(2 * torch.cosh(layer.weight @ u + layer.bias)) / len(phi.residual)
@@ -104,7 +104,7 @@ def test_a_small_start_is_a_factor_of_the_potential_of_ot_flow():
 
 
 def plain_weights(x, c, h, lam, beta, kernel, alone=False):
-    """Softmax of U over all pairs, from the kernels of wflow.sampling."""
+    """Return the softmax of U over all pairs, from the kernels of wflow.sampling."""
     given = {"h": h, "beta": beta, "prior": sampling.L1(lam), "kernel": kernel}
     scores = torch.as_tensor(sampling.interaction(x.numpy(), c.numpy(), **given))
     return torch.softmax(scores.fill_diagonal_(-torch.inf) if alone else scores, 1)
@@ -336,7 +336,7 @@ def test_the_published_convention_is_equations_22_to_24_as_printed():
         return x.sign() * (x.abs() - lam * h).clamp(min=0)
 
     def change(p, tokens):
-        """S(x) - M(x; X) at one point."""
+        """Return S(x) - M(x; X) at one point."""
         x, y = p[None], tokens[None]
         near, square = shrink(x)[:, None] - y, (x[:, None] - y).square().sum(2)
         prior = lam * shrink(tokens).abs().sum(1)

@@ -87,7 +87,7 @@ def test_a_loader_that_was_cut_off_is_resumed_bitwise(name, tmp_path):
 
 
 def orders(batches, steps=12, **changes):
-    """Labels of every batch of a training."""
+    """Return labels of every batch of a training."""
     seen = []
 
     def objective(model, x, labels):

@@ -22,7 +22,7 @@ OBJECTIVE = train.objective(functional.cross_entropy, 1.0)
 
 
 def fit(network, batch, objective=OBJECTIVE, **settings):
-    """The history of a training, on one batch or on those of a function of the step."""
+    """Return the history of a training, on one batch or on those of a function of the step."""
     batches = batch if callable(batch) else lambda step: batch
     settings = {"steps": 10, "batch": len(batches(0)[0]), "device": "cpu"} | settings
     return train.train(network, objective, batches, train.TrainConfig(**settings))
@@ -69,7 +69,7 @@ def quadratic(layer, x, f):
 
 
 def riccati(t_final, steps):
-    """Controls, value, by the discrete Riccati equation of Euler's scheme."""
+    """Return controls, value, by the discrete Riccati equation of Euler's scheme."""
     h = t_final / steps
     step, push = torch.eye(2, dtype=torch.float64) + h * A, h * B
     value, gains = S, []
@@ -122,7 +122,7 @@ def test_msa_diverges_for_long_times_and_says_so_and_rho_makes_it_converge():
 
 
 def problem(seed):
-    """A network, a batch and a loss that the seed chooses."""
+    """Return a network, a batch and a loss that the seed chooses."""
     rng = np.random.default_rng(seed)
     kind = rng.choice(["resnet", "shared", "gpt", "continuous"])
     torch.manual_seed(seed)
@@ -187,7 +187,7 @@ def loss_on(labels):
 
 
 def gradient_norm(net, x, loss, part):
-    """The norm of the gradient of a part, over the length h = 1/4 of a step."""
+    """Return the norm of the gradient of a part, over the length h = 1/4 of a step."""
     grads = control.gradients(net, x, loss)
     own = [g for name, g in grads.items() if name.startswith(part)]
     return math.sqrt(sum(float(g.square().sum()) for g in own)) * 4
@@ -291,7 +291,7 @@ def test_ten_steps_by_costates_are_those_by_back_propagation(optimizer, rate, dr
 
 
 def noisy():
-    """A network with dropout in its layers."""
+    """Return a network with dropout in its layers."""
     net = Body()
     for block in net.body.blocks:
         block.append(nn.Dropout(0.2))

@@ -36,14 +36,14 @@ BODIES = pytest.mark.parametrize("form", [None, ContinuousTransformer, NodeTrans
 
 
 def network(name, dtype=DOUBLE, **options):
-    """A small network, and inputs for it."""
+    """Return a small network, and inputs for it."""
     make, sizes, shape = NETWORKS[name]
     net = make(**sizes | options).to(dtype)
     return net, TEXTS if shape is None else torch.randn(shape, dtype=dtype)
 
 
 def in_time(net, form=ContinuousTransformer, **options):
-    """The network with a body in continuous time; None is its own."""
+    """Return the network with a body in continuous time; None is its own."""
     if form is not None:
         net.body = form(net.body, **{"steps": 2} | options)
     return net

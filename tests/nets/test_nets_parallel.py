@@ -75,7 +75,7 @@ def evaluate(model):
 
 
 def run(out, model=None, batches=None, resume=False, **changes):
-    """One training: its Dataset and the network."""
+    """Return one training: its Dataset and the network."""
     options = {"config": SETTINGS | changes, "evaluate": evaluate, "resume": resume}
     objective = train.objective(functional.cross_entropy, 0.5)
     model, found = trainings.run(
@@ -156,7 +156,7 @@ def end_after_an_exchange():
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, request):
-    """The folder in which two processes have worked; with --long compiled, too."""
+    """Return the folder in which two processes have worked; with --long compiled, too."""
     folder = tmp_path_factory.mktemp("two")
     with pytest.raises(RuntimeError):
         run(folder / "half", batches=Points(crash, 7, rank=0))
@@ -166,7 +166,7 @@ def two(tmp_path_factory, request):
 
 @pytest.fixture(scope="module")
 def one():
-    """The same training in this process."""
+    """Return the same training in this process."""
     return run(None)
 
 
@@ -176,7 +176,7 @@ def metrics(folder):
 
 
 def errors(folder, name):
-    """What both processes raised: the same."""
+    """Return what both processes raised: the same."""
     each = [json.loads((folder / f"errors{rank}.json").read_text())[name] for rank in (0, 1)]
     assert each[0] == each[1]
     return each[0]

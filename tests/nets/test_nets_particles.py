@@ -13,7 +13,7 @@ from wflow.sphere import normalise, project
 
 
 def stack(depth=3, *, width=12, heads=2, seed=0, **options):
-    """Blocks in double precision with weights of size one, random biases and gains."""
+    """Return blocks in double precision with weights of size one, random biases and gains."""
     options = {"bias": False} | options
     made = Stack([Block(width, heads, **options) for _ in range(depth)]).double()
     generator = torch.Generator().manual_seed(seed)
@@ -31,7 +31,7 @@ def cloud(n=9, width=12, seed=0, centred=True):
 
 
 def attended(block, x):
-    """attention(norm(x)) by torch, for tokens (n, d)."""
+    """Return attention(norm(x)) by torch, for tokens (n, d)."""
     with torch.no_grad():
         return block.attention(block.norm_attention(torch.from_numpy(x)[None]))[0].numpy()
 

@@ -34,7 +34,7 @@ def few(monkeypatch):
 
 
 def by_rule(count: int) -> list[np.ndarray]:
-    """Numbers of the test pictures of cats and of dogs."""
+    """Return numbers of the test pictures of cats and of dogs."""
     return [np.sort(permutation(count, 0, Purpose.SPLIT, k)[: count // 5]) for k in range(2)]
 
 
@@ -43,14 +43,14 @@ def colour(label: int, number: int) -> tuple[int, int, int]:
 
 
 def encoded(colours, size=(6, 4), kind="PNG") -> bytes:
-    """A picture of one colour."""
+    """Return a picture of one colour."""
     file = io.BytesIO()
     Image.new("RGB", size, colours).save(file, kind)
     return file.getvalue()
 
 
 def files(name="{animal}.{number}.png") -> dict[str, bytes]:
-    """All pictures by their names, each of its own colour, the dogs first."""
+    """Return all pictures by their names, each of its own colour, the dogs first."""
     return {
         name.format(animal=animal, number=number): encoded(colour(label, number))
         for label, animal in ((1, "dog"), (0, "cat"))
@@ -59,7 +59,7 @@ def files(name="{animal}.{number}.png") -> dict[str, bytes]:
 
 
 def expected() -> dict[bool, list[tuple[int, int]]]:
-    """Labels and numbers of the pictures of both halves, by whether they are for tests."""
+    """Return labels and numbers of the pictures of both halves, by whether they are for tests."""
     held = pictures._held_back()
     keys = [(label, number) for label in range(2) for number in range(EACH)]
     return {half: [k for k, test in zip(keys, held, strict=True) if test == half]

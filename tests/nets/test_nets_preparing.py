@@ -33,7 +33,7 @@ END = "<|endoftext|>"
 
 
 def pairs(*merges):
-    """A tokenizer of bytes, some joined pairs and the mark."""
+    """Return a tokenizer of bytes, some joined pairs and the mark."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     tokens = [*sorted(ByteLevel.alphabet()), *("".join(pair) for pair in merges), END]
@@ -86,14 +86,14 @@ def bytes_of(folder):
 
 
 def documents_of(tokens, end):
-    """Texts of a file of tokens, in their order, as bytes of the tokenizer."""
+    """Return texts of a file of tokens, in their order, as bytes of the tokenizer."""
     ends = np.flatnonzero(tokens.numpy() == end)
     return [part for part in np.split(tokens.numpy(), ends + 1) if len(part)]
 
 
 @pytest.fixture
 def whole(tmp_path):
-    """The texts from JSON lines, prepared without disturbance."""
+    """Return the texts from JSON lines, prepared without disturbance."""
     prepare(write(tmp_path / "texts"), tmp_path / "whole")
     return bytes_of(tmp_path / "whole")
 
@@ -191,7 +191,7 @@ def every_batch(monkeypatch):
 
 
 def cut_off(monkeypatch, source, out, batches, **options):
-    """A preparation that ends after some batches."""
+    """Return a preparation that ends after some batches."""
     real, seen = preparing._encode, []
 
     def encode(*given):

@@ -121,7 +121,7 @@ def test_a_kill_while_a_save_replaces_another_leaves_one_of_both(tmp_path, monke
 
 
 def one_of(net, others):
-    """Number of the network with the same weights."""
+    """Return the number of the network with the same weights."""
     state = net.state_dict()
     for k, other in enumerate(others):
         own = other.state_dict()

@@ -131,7 +131,7 @@ def test_a_copy_has_the_configuration_and_numbers_of_numpy_are_numbers():
 
 
 def changed(name, place, value):
-    """A maker of networks with another value at a dotted place."""
+    """Return a maker of networks with another value at a dotted place."""
 
     def make():
         net = made(name)
@@ -277,7 +277,7 @@ REFUSED = {
 
 
 def merged(config, changes):
-    """A configuration with changes at any depth."""
+    """Return a configuration with changes at any depth."""
     return config | {
         key: merged(config[key], value) if isinstance(value, dict) and value else value
         for key, value in changes.items()

@@ -47,7 +47,7 @@ def test_a_crashed_training_resumes_to_the_same_curve_to_the_bit(tmp_path, at):
 
 
 def sources():
-    """Batches whose rows, order or pixels are drawn, each with a network for them."""
+    """Return batches whose rows, order or pixels are drawn, each with a network for them."""
     draw = torch.Generator().manual_seed(0)
     labels = torch.arange(14) % 3
     texts = [torch.full((1 + 5 * k % 7,), 1 + k % 9) for k in range(14)]

@@ -44,7 +44,7 @@ def packed(path: Path, members: dict[str, bytes], mode: str = "w:gz") -> Path:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A data set of six reviews, packed as the official one is."""
+    """Return a data set of six reviews, packed as the official one is."""
     monkeypatch.setattr(reviews, "_DIGEST", reviews.digest_of(REVIEWS))
     monkeypatch.setattr(reviews, "_JOINED", 4)
     packed(tmp_path / "data" / "aclImdb_v1.tar.gz", REVIEWS | OTHERS)
@@ -131,7 +131,7 @@ def test_the_published_reviews_have_the_known_counts(monkeypatch):
 
 
 def texts(count: int = 23):
-    """Texts of 1 to 9 tokens: text k consists of the token k + 1."""
+    """Return texts of 1 to 9 tokens: text k consists of the token k + 1."""
     lengths = np.random.default_rng(1).integers(1, 10, count)
     return [torch.full((int(n),), k + 1) for k, n in enumerate(lengths)], torch.arange(count)
 

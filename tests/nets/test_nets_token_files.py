@@ -17,7 +17,7 @@ VOCABULARY = 300
 
 
 def written(path, tokens=5000, vocabulary=VOCABULARY, seed=0):
-    """A file of random tokens, and the tensor of them."""
+    """Return a file of random tokens, and the tensor of them."""
     found = np.random.default_rng(seed).integers(0, vocabulary, tokens).astype("<u2")
     path.write_bytes(found.tobytes())
     digest = hashlib.sha256(found.tobytes()).hexdigest()

@@ -34,7 +34,7 @@ def run(x0, law, steps, scheme, **options):
 
 
 def strong_orders(x0, law, *schemes, coarse=(16, 32, 64), **options):
-    """Strong order of the tokens, fitted over the steps, and their errors; by scheme."""
+    """Yield the strong order of the tokens, fitted over the steps, and their errors; by scheme."""
     last = run(x0, law, FINE, "sra1", **options).tokens.values[:, -1]
     for scheme in schemes:
         found = [run(x0, law, k, scheme, **options).tokens.values[:, -1] for k in coarse]

@@ -27,7 +27,7 @@ def run(law, steps, scheme, **options):
 
 
 def tamed(D, t):
-    """A size of the noise between 1 and 2 that depends on the heads."""
+    """Return a size of the noise between 1 and 2 that depends on the heads."""
     return 1.5 + 0.5 * np.tanh(2 * np.trace(D, axis1=-2, axis2=-1) - 2)
 
 

@@ -17,7 +17,7 @@ from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
 
 
 def run(out, mode="error", batch=3):
-    """The run of these tests."""
+    """Return the run of these tests."""
     wflow.solve(
         wflow.tokens.cross_polytope(40, 3, seed=1), OrnsteinUhlenbeck(np.eye(3)), heads=4,
         t_final=8.0, dt=0.002, paths=3, seed=5, out=out, if_exists=mode,
@@ -58,7 +58,7 @@ def wait_for_checkpoint(out: Path, after: float = 0.0) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The same run, not disturbed."""
+    """Return the same run, not disturbed."""
     out = tmp_path_factory.mktemp("whole") / "run.h5"
     run(out)
     with wflow.open(out) as ds:

@@ -17,7 +17,7 @@ from wflow.heads import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, Sc
 
 
 def order_seen(x0, law, steps, **options):
-    """Order of the largest residual over time, which cannot pass through zero."""
+    """Return the order of the largest residual over time, which cannot pass through zero."""
     save = wflow.SaveAt(snapshots=[0])
     runs = [wflow.solve(x0, law, dt=dt, save=save, **options) for dt in steps[-2:]]
     largest = [float(np.abs(run.edi_residual).max()) for run in runs]
@@ -25,7 +25,7 @@ def order_seen(x0, law, steps, **options):
 
 
 def drifting(d):
-    """A user law whose heads move smoothly and stay symmetric."""
+    """Return a user law whose heads move smoothly and stay symmetric."""
     target = symmetric(np.random.default_rng(d), d, d)
     return HeadLaw(lambda D, t: np.cos(t) * target - 0.5 * D)
 

@@ -53,7 +53,7 @@ class Trial:
             self.old = (folder / "old.h5").read_bytes()
 
     def prepare(self, folder: Path) -> Path:
-        """A new folder with what is there before the run; the name of the run."""
+        """Return a new folder with what is there before the run; the name of the run."""
         folder.mkdir()
         if self.old is not None:
             (folder / "run.h5").write_bytes(self.old)
@@ -211,7 +211,7 @@ class Disk:
 
 
 def _by_page(kind: str, *rest: Any) -> list[tuple[int, tuple[int, bytes]]]:
-    """The part of a write in each page: (page, (place, bytes)); None are bytes to cut."""
+    """Return the part of a write in each page: (page, (place, bytes)); None are bytes to cut."""
     if kind == "truncate":
         return [(-1, (rest[0], b""))]
     place, data = rest
@@ -243,7 +243,7 @@ def _move(names: dict[str, int], kind: str, *rest: Any) -> None:
 
 
 def chosen(calls: Disk, rng: random.Random, most: int) -> list[int]:
-    """Numbers of some calls of each kind."""
+    """Return numbers of some calls of each kind."""
     kinds = defaultdict(list)
     for number, call in enumerate(calls.calls):
         kinds[call[0]].append(number)
@@ -252,7 +252,7 @@ def chosen(calls: Disk, rng: random.Random, most: int) -> list[int]:
 
 
 def recorded(trial: Trial, folder: Path) -> tuple[Disk, Path]:
-    """The calls of a run that is not disturbed, and its file."""
+    """Return the calls of a run that is not disturbed, and its file."""
     out = trial.prepare(folder)
     with pytest.MonkeyPatch.context() as patch:
         calls = Disk(out.parent, patch)

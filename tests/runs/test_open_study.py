@@ -41,7 +41,7 @@ def folder(tmp_path) -> Path:
 
 
 def opened(folder: Path) -> xarray.DataTree:
-    """A study that has something missing, and is opened with one warning."""
+    """Return a study that has something missing, and is opened with one warning."""
     with pytest.warns(UserWarning, match="is not complete") as told:
         tree = wflow.open_study(folder)
     assert len(told) == 1
@@ -49,7 +49,7 @@ def opened(folder: Path) -> xarray.DataTree:
 
 
 def open_files() -> set[Path]:
-    """Files that this process has open."""
+    """Return files that this process has open."""
     links = Path("/proc/self/fd")
     if not links.exists():
         pytest.skip("this system does not say which files are open")

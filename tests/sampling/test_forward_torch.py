@@ -44,7 +44,7 @@ class Outputs(torch.autograd.Function):
 
 
 def made(name, rows=3):
-    """A model, parameters and weights of outputs."""
+    """Return a model, parameters and weights of outputs."""
     model, rng = MODELS[name](), np.random.default_rng(0)
     x = rng.standard_normal((rows, model.dim)) / 2
     return model, x, rng.standard_normal((rows, model.outputs))

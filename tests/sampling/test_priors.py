@@ -15,7 +15,7 @@ NAMES = ("none", "L1", "smooth L1", "separable")
 
 
 def log_normaliser(potential, y, h, beta):
-    """log Z(y) for one coordinate, in twenty digits."""
+    """Return log Z(y) for one coordinate, in twenty digits."""
     with mpmath.workdps(20):
         width = mpmath.sqrt(2 * mpmath.mpf(h) / beta)
 

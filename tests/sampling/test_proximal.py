@@ -44,7 +44,7 @@ def clouds(n=12, m=30, d=3, seed=0, chains=()):
 
 
 def plain(x, c, kernel, h=H, beta=BETA, prior=L1):
-    """The matrix U as the formulas of the paper have it."""
+    """Return the matrix U as the formulas of the paper have it."""
     square = np.sum((x[:, None] - c) ** 2, axis=-1)
     near = prior.prox(c, h)
     if kernel == "exact":
@@ -57,7 +57,7 @@ def plain(x, c, kernel, h=H, beta=BETA, prior=L1):
 
 
 def jacobian(function, x, step=1e-6):
-    """Central differences (n, d, d) of a map that acts on every token by itself."""
+    """Return the central differences (n, d, d) of a map that acts on every token by itself."""
     columns = [(function(x + v) - function(x - v)) / (2 * step) for v in step * np.eye(x.shape[-1])]
     return np.stack(columns, axis=-1)
 

@@ -21,7 +21,7 @@ def half(x):
 
 
 def sampler(name, x0=X0, **changes):
-    """A short run of a sampler of TARGET."""
+    """Return a short run of a sampler of TARGET."""
     options = QUICK | changes
     if name == "ula":
         return sampling.ula(x0, TARGET.subgradient, **options)

@@ -19,7 +19,7 @@ TOP = {d: degree + 2 for d, degree in LARGEST_DEGREE.items()}
 
 
 def nasty_points(d):
-    """Random points, the axes, and points within 1e-9 of a pole; an odd number of them."""
+    """Return random points, the axes, and points within 1e-9 of a pole; an odd number of them."""
     rng = np.random.default_rng(0)
     near = np.eye(d)[-1] + 1e-9 * rng.normal(size=(3, d))
     x = np.concatenate([unit(rng, 24, d), np.eye(d), -np.eye(d), near])
@@ -86,7 +86,7 @@ def test_radial_factors_are_modified_bessel_functions(d):
 
 
 def _bessel(k, r, d):
-    """2 pi I_k(r), or 4 pi i_k(r)."""
+    """Return 2 pi I_k(r), or 4 pi i_k(r)."""
     if r == 0:
         return 2 * (d - 1) * mpmath.pi * (k == 0)
     if d == 2:

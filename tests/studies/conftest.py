@@ -21,7 +21,7 @@ def run_study(tmp_path, monkeypatch, capsys) -> Callable[..., Done]:
 
 @pytest.fixture
 def resumed(run_study, sketched) -> Callable[..., Done]:
-    """`resumed(name, *flags, only="a", then=("--only", "b"))`: train a model, then resume.
+    """Return `resumed(name, *flags, only="a", then=("--only", "b"))`: train a model, then resume.
 
     What is trained and measured stays, and networks that have learnt for seconds decide nothing.
     """

@@ -41,7 +41,7 @@ def write(folder, study, values, preset="cpu", findings=(), **flags):
 
 
 def rows(page, heading):
-    """Cells of the first table below a heading."""
+    """Return cells of the first table below a heading."""
     part = page.partition(f"## {heading}")[2].partition("\n## ")[0]
     lines = [line for line in part.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]

@@ -169,7 +169,7 @@ CUT += ["--threads", "1"]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """The run file of a study that was not interrupted."""
+    """Return the run file of a study that was not interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heads, "draw", lambda *_: {})

@@ -99,7 +99,7 @@ def test_a_resumed_training_sees_the_crops_of_an_unbroken_one(images):
 
 
 def records(**accuracies):
-    """Results in which only the given accuracies (per cent) and motions differ."""
+    """Return results in which only the given accuracies (per cent) and motions differ."""
     names = ["baseline", "node", "node with cost", "unregularised", "continuous"]
     found = {}
     for name in names:

@@ -52,7 +52,7 @@ GAPS = dict(zip(NAMES, (0, 0.001, 0.2, 0.05, 0.2, 0.05, 0.01), strict=True))
 
 
 def _table(exponents: dict[str, float], gaps: dict[str, float], noise: float = 0.0) -> xr.Dataset:
-    """G^2 of six paths, times a noise that all sources share and one of their own."""
+    """Return G^2 of six paths, times a noise that all sources share and one of their own."""
     heads, rng = np.array([1.0, 2, 4, 8]), np.random.default_rng(0)
     paths = np.exp(0.02 * rng.standard_normal((4, 6)))
     values = np.array([

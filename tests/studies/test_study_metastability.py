@@ -54,7 +54,7 @@ def test_nearly_opposite_clusters_live_as_long_as_the_theory_says() -> None:
 
 
 def lifetimes(**changes) -> xr.Dataset:
-    """A table in which everything is as the theory has it."""
+    """Return a table in which everything is as the theory has it."""
     parts, start = script("metastability"), np.arange(6)
     betas, kappas = np.array([4.0, 6, 8, 10]), np.array([0.004, 0.002])
     known = np.array([parts.lifetime(2.0, beta) for beta in betas])

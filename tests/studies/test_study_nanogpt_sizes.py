@@ -168,7 +168,7 @@ def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sket
 
 
 def records(flags, **changes):
-    """Records of networks that do what the report says, apart from the changes."""
+    """Return records of networks that do what the report says, apart from the changes."""
     found = {}
     for name in study.models(flags):
         place = "SML".index(name[0])

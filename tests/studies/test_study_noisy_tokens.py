@@ -28,7 +28,7 @@ def test_study_finds_order_below_the_critical_diffusion_only(
 
 
 def judged(order, theory, residual, error) -> list[str]:
-    """Verdicts on an order above the critical diffusion, and on residuals at three steps."""
+    """Return verdicts on an order above the critical diffusion, and on residuals at three steps."""
     noisy = script("noisy_tokens")
     values = np.full((2, 1, 3), order)
     found = xr.Dataset(

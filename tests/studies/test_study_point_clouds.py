@@ -111,7 +111,7 @@ def test_points_of_pointnet_go_through_the_study(
 
 
 def results(diverged):
-    """Records of two seeds: the models in `diverged` have no numbers."""
+    """Return records of two seeds: the models in `diverged` have no numbers."""
     records = {}
     for k, name in enumerate(NAMES):
         gone = name in diverged

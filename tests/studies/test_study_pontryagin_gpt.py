@@ -175,7 +175,7 @@ BAD = {
 
 
 def records(of=lambda name: {}, own=2.0):
-    """Records of three seeds that show what is claimed, apart from the changes of a model.
+    """Return records of three seeds that show what is claimed, apart from the changes of a model.
 
     `own` is the last test loss of MSA, beside 3 of Adam.
     """

@@ -130,7 +130,7 @@ def test_losses_are_compared_after_equal_work():
 
 
 def synthetic(better, seeds=3):
-    """Results that do what is claimed, or the opposite."""
+    """Return results that do what is claimed, or the opposite."""
     records, histories = {}, {}
     order = {"euler": 0, "heun": 1, "rk4": 2}
     for name, (data, scheme, method) in MODELS.items():

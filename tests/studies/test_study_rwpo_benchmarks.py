@@ -49,7 +49,7 @@ def test_flows_train_in_four_dimensions_and_without_layers_that_begin_too_far(
 
 
 def made(distances, times=(1.0, 1.0)):
-    """Results with given distances, target -> model -> seeds, and times of a step."""
+    """Return results with given distances, target -> model -> seeds, and times of a step."""
     found = Results({}, {})
     for target, models in distances.items():
         for (model, values), seconds in zip(models.items(), times, strict=True):

@@ -74,7 +74,7 @@ def test_the_published_habits_are_those_of_its_code(monkeypatch):
 
 
 def made(rows):
-    """Results of three seeds: best accuracy by model, and whether its runs diverged."""
+    """Return results of three seeds: best accuracy by model, and whether its runs diverged."""
     keys = ("final", "best", "test_loss", "training", "straightness")
     records = {}
     for name, (best, diverged) in rows.items():

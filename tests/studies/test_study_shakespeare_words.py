@@ -132,7 +132,7 @@ def test_texts_are_scored_where_the_packages_are(run_study, sketched):
 
 
 def results(**changes):
-    """Records of networks that do what the paper says, apart from the changes."""
+    """Return records of networks that do what the paper says, apart from the changes."""
     found = {}
     for place, name in enumerate(("continuous", "unregularised", "baseline")):
         good = dict.fromkeys(texts.SCALARS, 1.0)
@@ -176,7 +176,7 @@ def test_an_encoder_is_named_without_its_place():
 
 
 def ablation(names, finals, baseline=3.0):
-    """Records of an ablation."""
+    """Return records of an ablation."""
     pairs = {"baseline": baseline} | dict(zip(names, finals, strict=True))
     records = {name: [{"final": value + 0.001 * seed} for seed in range(2)]
                for name, value in pairs.items()}  # fmt: skip

@@ -53,7 +53,7 @@ def test_clusters_are_found_largest_first() -> None:
 
 
 def numbers(**changes) -> xr.Dataset:
-    """A table in which everything is as the theory has it."""
+    """Return a table in which everything is as the theory has it."""
     study = script("spectrum")
     flags, cases = study.Spectrum(), list(study.CASES)
     d, H = np.array(flags.dims), np.array(flags.heads)

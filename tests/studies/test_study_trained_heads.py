@@ -13,7 +13,7 @@ SMOKE = ["--preset", "smoke", "--paths", "2", "--t-final", "2", "--threads", "1"
 
 
 def checkpoint(folder: Path, gpt: GPT) -> Path:
-    """The checkpoint of a training of one step."""
+    """Return the checkpoint of a training of one step."""
 
     def batches(step: int) -> tuple[torch.Tensor, ...]:
         tokens = torch.arange(2 * 7).reshape(2, 7) % gpt.vocabulary

@@ -261,7 +261,7 @@ def test_a_signal_says_what_stays_and_leaves_no_empty_folder(tmp_path, begun) ->
 
 
 def law(slope: float, paths: int = 40, noise: float = 0.05) -> fits.PowerLaw:
-    """A power law fitted to noisy samples of x^slope."""
+    """Return a power law fitted to noisy samples of x^slope."""
     x = np.array([1.0, 2.0, 4.0, 8.0])
     rng = np.random.default_rng(3)
     y = x[:, None] ** slope * np.exp(noise * rng.standard_normal((4, paths)))

@@ -84,7 +84,7 @@ def page_of(source, out: Path) -> tuple[str, Parts]:
 
 
 def data_of(text: str) -> dict:
-    """What a page gives to its script."""
+    """Return what a page gives to its script."""
     return json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
 
 

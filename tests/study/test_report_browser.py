@@ -20,7 +20,7 @@ SIZE = (1200, 900)
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
-    """The report of two runs."""
+    """Return the report of two runs."""
     folder = tmp_path_factory.mktemp("pages")
     x0 = wflow.tokens.cross_polytope(n=30, d=3, spread=0.2, seed=1)
     law = wflow.heads.OrnsteinUhlenbeck(np.eye(3), rate=1.0, sigma2=2.0)

@@ -28,7 +28,7 @@ def problem(seed: int, n: int = 8, d: int = 3, heads: int = 3, size: float = 0.5
 
 
 def twin_sums(x: np.ndarray, D: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """b and the gradient of sum_i c_i b_i for one cloud, in extended precision."""
+    """Return b and the gradient of sum_i c_i b_i for one cloud, in extended precision."""
     x, D, c = (np.asarray(a, np.longdouble) for a in (x, D, c))
     U = np.exp(np.einsum("ia,hab,jb->hij", x, D, x))
     m = U.mean(axis=2)
@@ -39,7 +39,7 @@ def twin_sums(x: np.ndarray, D: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, 
 
 
 def numeric_gradient(f, x: np.ndarray, step: float = 1e-5) -> np.ndarray:
-    """Tangential gradient of f at points x on the sphere by central differences."""
+    """Return the tangential gradient of f at points x on the sphere by central differences."""
     gradient = np.zeros_like(x)
     for place in np.ndindex(x.shape):
         ahead, behind = x.copy(), x.copy()
@@ -149,7 +149,7 @@ def circle(angle: float) -> np.ndarray:
 
 
 def circle_distance(D: np.ndarray, start: float, end: float) -> float:
-    """W_b of one token on the circle: int sqrt(b), b the harmonic mean of exp<x, D_h x>."""
+    """Return W_b of one token on the circle: int sqrt(b), b the harmonic mean of exp<x, D_h x>."""
 
     def root(angle: float) -> float:
         x = circle(angle)[0]

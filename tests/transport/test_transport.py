@@ -44,7 +44,7 @@ def arc(angles) -> np.ndarray:
 
 
 def by_simplex(x, y, p, a=None, b=None, cost="geodesic") -> float:
-    """W_p by POT's network simplex on the distances, as a user of POT would write it."""
+    """Return W_p by POT's network simplex on the distances, as a user of POT would write it."""
     costs = transport.distance(x, y, cost) ** p
     a = np.full(len(x), 1 / len(x)) if a is None else a
     b = np.full(len(y), 1 / len(y)) if b is None else b

@@ -51,7 +51,7 @@ def test_over_time_is_the_loop_over_the_snapshots(run_file):
 
 @pytest.fixture(scope="module")
 def long_series():
-    """40 snapshots of 520 tokens that move by a fraction of their spacing."""
+    """Return 40 snapshots of 520 tokens that move by a fraction of their spacing."""
     return wflow.solve(
         cloud(520, 3, 0), OrnsteinUhlenbeck(np.eye(3)), heads=2, t_final=2.0, dt=0.05,
         save=wflow.SaveAt(snapshots=np.linspace(0, 2, 40)), compute=wflow.Compute(threads=1),

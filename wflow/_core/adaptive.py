@@ -267,7 +267,7 @@ class AdaptiveSteps:
         }
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take up a saved state."""
+        """Continue from a saved state."""
         self.time = state["steps_time"].copy()
         self.evaluations = state["steps_evaluations"].copy()
         self._length = state["steps_length"].copy()

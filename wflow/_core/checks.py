@@ -39,7 +39,7 @@ _KINDS |= {"m": "time spans", "O": "objects", "V": "records"}
 
 
 def shown(value: Any) -> str:
-    """Show an argument in a message: one line of its repr; of a large array its shape."""
+    """Return one line of the repr of an argument for a message; of a large array the shape."""
     try:
         shape = getattr(value, "shape", None)
         if isinstance(shape, tuple) and math.prod(shape) > _SHOWN_ENTRIES:
@@ -52,7 +52,7 @@ def shown(value: Any) -> str:
 
 
 def did_you_mean(word: str, words: Collection[str]) -> str:
-    """Give the end of a message that names what was probably meant.
+    """Return the end of a message that suggests the name that was probably meant.
 
     Parameters
     ----------
@@ -443,7 +443,7 @@ _JSON = {
 
 
 def field(record: Mapping[str, Any], name: str, kind: type[T], where: object) -> T:
-    """Take a field of a JSON object that a file holds, whose type is checked; true is no number.
+    """Return a field of a JSON object in a file, after a check of its type; true is no number.
 
     Parameters
     ----------

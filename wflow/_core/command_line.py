@@ -1,4 +1,4 @@
-"""Command lines: what `tyro` reads of them, and names of files and folders."""
+"""Command lines: how `tyro` reads them, and names of files and folders."""
 
 import io
 import os
@@ -26,7 +26,7 @@ def _path_of(expected: str) -> Callable[[list[str]], Path]:
 
 
 def _path(metavar: str, expected: str) -> Any:
-    """Tell `tyro` how a path is read; an empty name is refused."""
+    """Return the rule by which `tyro` reads a path; an empty name is refused."""
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
@@ -53,12 +53,12 @@ Texts = Annotated[Path, _path("FOLDER", "the name of a folder or a file with tex
 
 
 def shown_as(metavar: str, default: str) -> Any:
-    """Tell `tyro` how `--help` shows a flag whose default is no value that it can print."""
+    """Return the rule by which `--help` shows a flag whose default `tyro` cannot print."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
 
 
 def read_words(kind: Any, words: Sequence[str], **options: Any) -> Any:
-    """Read a command line by `tyro.cli`; its messages quote words that can be printed, and short.
+    """Read a command line by `tyro.cli`; messages quote words in short and printable form.
 
     Parameters
     ----------
@@ -86,13 +86,13 @@ def read_words(kind: Any, words: Sequence[str], **options: Any) -> Any:
 
 
 def _shown(word: str) -> str:
-    """Return a word as a message can quote it."""
+    """Return a word in the form in which messages quote it."""
     word = printable(word, lines=False)
     return word if len(word) <= _SHOWN else f"{word[:_SHOWN]}..."
 
 
 def check_folder(name: str | Path | None, flag: str) -> None:
-    """Refuse a folder of data that is named and does not exist, whether it is read or not.
+    """Refuse a folder of data that is given and does not exist, whether it is read or not.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Exceptions of wflow: errors, derived from `WflowError`, and `Interrupted`, which is none."""
+"""Exceptions of wflow: errors, derived from `WflowError`, and `Interrupted`, which is no error."""
 
 import logging
 import signal
@@ -131,14 +131,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 def last_words(error: BaseException) -> tuple[str, int]:
-    """Return what a program prints that ends by an exception of wflow, and its exit status."""
+    """Return the message and exit status of a program that ends by an exception of wflow."""
     if isinstance(error, Interrupted):
         return f"wflow: {printable(str(error), lines=False)}", 128 + error.signum
     return f"wflow: error: {error}", 2
 
 
 def without_traceback(error: AnyError) -> AnyError:
-    """Let a script that the error ends print its `last_words` alone; returns the error."""
+    """Let a script that the error ends print its `last_words` alone; return the error."""
     vars(error)["without_traceback"] = True
     if not isinstance(sys.excepthook, _LastWords):
         sys.excepthook = _LastWords(sys.excepthook)
@@ -146,7 +146,7 @@ def without_traceback(error: AnyError) -> AnyError:
 
 
 class _LastWords:
-    """A `sys.excepthook`; other errors, and sessions that go on, have the one before it."""
+    """A `sys.excepthook` for one error; all other errors go to the previous hook."""
 
     def __init__(self, before: Callable[..., Any]) -> None:
         self.before = before

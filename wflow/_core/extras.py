@@ -1,4 +1,4 @@
-"""The name under which wflow is installed, and what a message says about an extra that is missing.
+"""The name under which wflow is installed, and messages about missing extras.
 
 On the package index the name wflow belongs to another project: every message names the
 distribution, by `install`.
@@ -14,7 +14,7 @@ DISTRIBUTION = "wflow-transformers"
 
 
 def install(extra: str) -> str:
-    """Give the command that installs an extra.
+    """Return the command that installs an extra.
 
     Parameters
     ----------

@@ -91,7 +91,7 @@ def open_regular(path: Path) -> FileIO:
 
 @contextmanager
 def opened(path: Path, expected: str) -> Iterator[BufferedReader]:
-    """Open a regular file for reading; a pipe or a device is refused without waiting for it.
+    """Open a regular file for reading; pipes and devices are refused without waiting.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ LARGEST_JSON = 2**26
 
 
 def read_file(path: Path, expected: str) -> bytes:
-    """Return the contents of a regular file; `expected` says what it should be, for the message.
+    """Return the contents of a regular file; `expected` describes it in messages.
 
     Raises
     ------
@@ -186,7 +186,7 @@ def read_json(file: IO[bytes], path: Path | str, *, most: int = LARGEST_JSON) ->
 
 
 def read_object(path: Path, expected: str) -> dict[str, Any]:
-    """Return the JSON object in a file; `expected` says what it should be, for the message.
+    """Return the JSON object in a file; `expected` describes it in messages.
 
     Raises
     ------
@@ -273,12 +273,12 @@ def kind_of_file(mode: int) -> str:
 
 
 def draft_of(path: Path) -> Path:
-    """Return a name beside a file that no other process uses, for what is to replace it."""
+    """Return a unique temporary name in the same folder."""
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
 
 
 def replace_file(path: Path, writer: Callable[[Path], Any]) -> None:
-    """Write a file by `writer(draft)` and move it into place when it is whole and on the disk.
+    """Write a file by `writer(draft)`, and rename it when it is complete and on the disk.
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ def drafts(*paths: Path) -> Iterator[list[Path]]:
 
 
 def remove_drafts(folder: Path, names: Iterable[str]) -> None:
-    """Remove the drafts of files of these names that killed processes left; needs their lock.
+    """Remove drafts of these files that killed processes left; the caller holds their lock.
 
     Drafts of drafts are removed, too.
     """
@@ -350,7 +350,7 @@ def take_lock(number: int) -> bool:
 def own_folder(
     folder: Path, act: str, drafts: Iterable[str] = (), *, option: str = ""
 ) -> Iterator[None]:
-    """Make a folder, and keep other writers of this kind out of it until the end of the block.
+    """Make a folder, and lock it against other writers of this kind until the end of the block.
 
     Drafts that killed processes left are removed. Where the block fails before anything is written,
     the folder is taken away again.
@@ -429,7 +429,7 @@ def locked(folder: Path, file: str = "", *, patience: float = 0.0) -> Iterator[N
 
 
 def _lock(folder: Path, target: Path) -> int | None:
-    """Open a folder or a lock file in it and take its lock; None where another process has it."""
+    """Open a folder or a lock file in it and lock it; None where another process has the lock."""
     flags = os.O_RDONLY if target == folder else os.O_RDWR | os.O_CREAT
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -485,7 +485,7 @@ def _bytes_of(file: "h5py.File") -> int:
 
 
 def check_claims(file: "h5py.File", variables: Iterable[Any], path: Path) -> None:
-    """Raise RunFileError where the variables of a file claim more than it can hold.
+    """Raise RunFileError where the variables of a file claim more bytes than it can hold.
 
     They are added up, since one that is zero throughout packs far better than all of them. They
     need not fit into memory: a part of them is read at a time.

@@ -81,7 +81,7 @@ def of_bytecode(stored: Any) -> bool:
 
 
 def why_different(stored: Any, given: Any) -> str:
-    """Say in a few words why two fingerprints differ."""
+    """Return in a few words why two fingerprints differ."""
     if stored is None or given is None:
         return "known of one of the two only"
     if of_bytecode(stored):
@@ -180,7 +180,7 @@ def _declaration(value: Any) -> Declaration:
 
 
 def _changing(value: Any) -> str:
-    """Name the kind of an object that changes as it is used; "" for one that does not."""
+    """Return the kind of an object that changes as it is used; "" for other objects."""
     kinds = [np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random]
     if "torch" in sys.modules:
         kinds.append(sys.modules["torch"].Generator)
@@ -580,7 +580,7 @@ def _follow(name: str, value: Any, chain: tuple[str, ...]) -> tuple[str, Any]:
 
 
 def _own(value: Any) -> dict[str, Any]:
-    """Return the attributes that lookups find in an object, without code of its class."""
+    """Return the attributes that lookups find in an object, without running code of its class."""
     if isinstance(value, type) or isinstance(type(value).__getattribute__, FunctionType):
         return {}
     try:

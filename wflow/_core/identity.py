@@ -57,7 +57,7 @@ class Described:
 
     @classmethod
     def missing_in(cls, config: Mapping[str, Any]) -> str:
-        """Return what `from_config` needs and a configuration lacks.
+        """Return the parameters that `from_config` needs and a configuration lacks.
 
         Parameters
         ----------
@@ -87,7 +87,7 @@ _T = TypeVar("_T", bound=Described)
 
 
 class Registry(Generic[_T]):
-    """Classes of one kind by name, and configurations of their objects.
+    """Registry of the classes of one kind by name, and of the configurations of their objects.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Registry(Generic[_T]):
         self._remedy += "wflow.solve with it"
 
     def register(self, cls: Any) -> Any:
-        """Make a class known by its name.
+        """Register a class under its name.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class Registry(Generic[_T]):
         )
 
     def _is_of_wflow(self, cls: type) -> bool:
-        """Return whether a class is one of wflow that says all; the base is made of functions."""
+        """Return whether a class of wflow describes its objects completely."""
         return cls is not self.base and _stands_in_wflow(cls)
 
     def config(self, thing: _T, **more: Any) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def _stands_in_wflow(cls: type) -> bool:
 
 
 def is_custom_config(config: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Return whether the configuration of a part of a run is that of a custom one."""
+    """Return whether the configuration of a part of a run is that of a custom object."""
     return isinstance(config, Mapping) and "fingerprint" in config
 
 
@@ -291,7 +291,7 @@ def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> No
 
 
 def _not_comparable(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Name the part of a run that cannot be compared with another, and why; "" twice for none."""
+    """Return the part of a run that cannot be compared, and why; "" twice if there is none."""
     for kind in _NAMED:
         part = config.get(kind)
         if is_custom_config(part) and part["fingerprint"] is None:

@@ -1,4 +1,4 @@
-"""How this process was started: what run files record as its command, and `--help` as its name.
+"""The command of this process, as run files record it and `--help` shows it.
 
 A script that the command `wflow` runs sees its own file in `sys.argv`; the user typed something
 else, and repeats what is recorded here.
@@ -17,7 +17,7 @@ _program: tuple[str, ...] = ()  # the words in the place of sys.argv[0]; empty: 
 
 @contextmanager
 def started_as(*words: str) -> Iterator[None]:
-    """Name what runs in the block, in the place of `sys.argv[0]`.
+    """Name the program that runs in the block, in place of `sys.argv[0]`.
 
     Parameters
     ----------
@@ -33,12 +33,12 @@ def started_as(*words: str) -> Iterator[None]:
 
 
 def program() -> str | None:
-    """Give the name for a line of usage; None: that of the script."""
+    """Return the name for a line of usage; None for that of the script."""
     return " ".join(_program) or None
 
 
 def command_text() -> str:
-    """Give the command line as a shell reads it."""
+    """Return the command line as a shell reads it."""
     return shell_line([*(_program or sys.argv[:1]), *sys.argv[1:]])
 
 

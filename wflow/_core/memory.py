@@ -1,4 +1,4 @@
-"""Free memory, and an early error for what does not fit into it or is larger than a file can hold.
+"""Free memory, and early errors for data that exceed it or the size of their file.
 
 What is read from a file passes `check_memory` before memory is taken for it, with the bytes that
 the file has for it where they are packed: a file of 10 kB can claim to hold gigabytes.
@@ -26,7 +26,7 @@ def most_unpacked(stored: float) -> float:
 
 
 def check_memory(needed: float, what: str, advice: str, *, stored: float | None = None) -> None:
-    """Raise InputError where `what` needs more bytes than are free, or than it has in its file.
+    """Raise InputError where `what` needs more bytes than are free, or than its file can hold.
 
     Without this check a huge size is a MemoryError, a ValueError of NumPy, or the end of the
     process: a system that overcommits memory kills the process that writes to it.

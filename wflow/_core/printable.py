@@ -1,4 +1,4 @@
-"""What of a file's text, and of its name, may be printed.
+"""Printable forms of the texts and names of files.
 
 A stranger's file may hold characters that move the cursor, write over other lines, reverse the
 order of letters or cannot be seen: `printable` shows them as escapes.
@@ -18,7 +18,7 @@ UNPRINTABLE = re.compile(rf"[{_HIDDEN}\t\n]")
 
 
 def printable(text: str, *, lines: bool = True) -> str:
-    r"""Write characters that steer a terminal or cannot be seen as escapes, such as \x1b.
+    r"""Replace characters that steer a terminal or are invisible by escapes, such as \x1b.
 
     Letters of all scripts stay. So do newlines and tabs, unless `lines` is False. Bytes of a name
     that Python did not decode are read as UTF-8 where they are that, whatever the locale.

@@ -23,7 +23,7 @@ _MARK = "WFLOW_UNGUARDED"  # names a file in which a process leaves that the gua
 
 
 def check_main_guard() -> None:
-    """Go no further in a process that imports the script that started it, for lack of a guard.
+    """Stop a worker process that imports an unguarded script which started it.
 
     What starts processes calls this before it touches any file.
 
@@ -47,7 +47,7 @@ def check_main_guard() -> None:
 def starting_processes(
     did: str, advice: str, broken: type[RuntimeError] = BrokenProcessPool
 ) -> Iterator[None]:
-    """Start processes in the block, and say why where they end before their time.
+    """Start processes in the block, and report why if they end prematurely.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def _unguarded() -> InputError:
 
 
 def pool(count: int, begin: Callable[..., Any], *args: Any) -> ProcessPoolExecutor:
-    """Open processes that end with this one, and leave Ctrl-C to it; `begin` makes each ready."""
+    """Open processes that end with this one and ignore Ctrl-C; `begin` prepares each of them."""
     return ProcessPoolExecutor(count, get_context("spawn"), _begin, (begin, *args))
 
 

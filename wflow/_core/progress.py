@@ -61,7 +61,7 @@ def progress(
 
 
 class Display(Protocol):
-    """Where progress is shown."""
+    """Interface of a display of progress."""
 
     def advance(self, k: int) -> None:
         """Show that k more steps are done."""
@@ -71,7 +71,7 @@ class Display(Protocol):
 
 
 class _Bar:
-    """A bar of rich."""
+    """Progress bar of the library rich."""
 
     def __init__(self, bar: Any, total: int, label: str) -> None:
         self._bar, self._total, self._label = bar, total, label
@@ -110,7 +110,7 @@ def _bar(total: int, label: str) -> Iterator[_Bar]:
 
 
 class _Clock:
-    """How much of a run is done, and how long the rest will take at the pace so far."""
+    """Clock of a run: the steps done, and the time left at the present pace."""
 
     def __init__(self, total: int) -> None:
         self.total, self.count = total, 0
@@ -118,7 +118,7 @@ class _Clock:
         self.first: tuple[float, int] | None = None  # moment and count of the first call
 
     def add(self, k: int) -> bool:
-        """Count k more steps; returns whether this is the first call."""
+        """Count k more steps; return whether this is the first call."""
         self.count += k
         if self.first is not None:
             return False
@@ -133,7 +133,7 @@ class _Clock:
         return (time.monotonic() - moment) * self.total / 10 / max(1, self.count - count)
 
     def words(self) -> str:
-        """Say the time left, or the time that it took; "" where nothing is known of it."""
+        """Return the time left, or the time taken, in words; "" where it is unknown."""
         now = time.monotonic()
         if self.count >= self.total:
             return f"done in {duration(now - self.begun)}"
@@ -144,7 +144,7 @@ class _Clock:
 
 
 class _Lines:
-    """A line at every tenth, on stderr."""
+    """Progress as one line at every tenth of a run, on stderr."""
 
     def __init__(self, total: int, label: str) -> None:
         self._clock, self._label = _Clock(total), label
@@ -197,7 +197,7 @@ def _notebook() -> Publish | None:
 
 
 class _Output:
-    """One output of a notebook's cell, replaced as the run goes on.
+    """Output of a notebook's cell, replaced as the run proceeds.
 
     Text beside HTML, so that it can be read where no HTML is shown. It needs no widgets: the last
     state is in the notebook that is saved.
@@ -224,7 +224,7 @@ class _Output:
         }
 
     def show(self) -> None:
-        """Replace the output by the state now."""
+        """Replace the output by the present state."""
         self._shown = time.monotonic()
         self._handle.update(self._content(), raw=True)
 
@@ -248,7 +248,7 @@ def _in_notebook(total: int, label: str, publish: Publish) -> Iterator[_Output]:
 
 
 def duration(seconds: float) -> str:
-    """Write a time for people: `8 s`, `3 min 05 s`, `2 h 10 min`."""
+    """Return a time for people: `8 s`, `3 min 05 s`, `2 h 10 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -113,7 +113,7 @@ class ShortRepr:
 
 
 class ShortResult(ShortRepr):
-    """The same for results, whose floats are shown to six digits."""
+    """Mixin like `ShortRepr` for results, whose floats are shown to six digits."""
 
     _digits: ClassVar[int | None] = 6
 

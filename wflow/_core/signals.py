@@ -35,7 +35,7 @@ def caught_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait for the end of the block, which must not be interrupted."""
+    """Delay SIGINT and SIGTERM until the end of the block, which must not be interrupted."""
     with caught_signals() as caught:
         yield
     if caught:
@@ -44,7 +44,7 @@ def signals_held() -> Iterator[None]:
 
 @contextmanager
 def signals_as_errors(after: str | Callable[[], str]) -> Iterator[None]:
-    """Leave the block on SIGINT and SIGTERM by `Interrupted`; a second signal is not caught.
+    """Raise `Interrupted` in the block on SIGINT and SIGTERM; a second signal is not caught.
 
     Python drops what a handler raises in a finalizer or in the callback of a weak reference. The
     signal is then sent again until the block is left. What is dropped otherwise counts at the end.
@@ -79,7 +79,7 @@ def interrupted(kind: int, text: str) -> Interrupted:
 
 
 class _Arrived(KeyboardInterrupt):
-    """What a handler raises: no Exception, because libraries catch those and carry on."""
+    """Exception raised by a handler; not an `Exception`, because libraries catch those."""
 
     def __init__(self, kind: int) -> None:
         super().__init__(kind)
@@ -88,7 +88,7 @@ class _Arrived(KeyboardInterrupt):
 
 @contextmanager
 def _sent_again(handle_again: Callable[[], None]) -> Iterator[None]:
-    """Send a signal again, soon, where Python dropped the error that it raised."""
+    """Send a signal again after a moment, where Python dropped the error that it raised."""
     if not _on_main_thread():
         yield
         return
@@ -120,7 +120,7 @@ def _sent_again(handle_again: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[Callable[[], None]]:
-    """Handle the first signal; the next ones meet the handlers from before wflow set any.
+    """Handle the first signal; later signals meet the handlers that wflow replaced.
 
     Yields
     ------
@@ -161,7 +161,7 @@ def _on_main_thread() -> bool:
 
 
 class _First:
-    """A handler of wflow, and the one that was there before any of wflow."""
+    """A handler of wflow, with the handler that it replaced."""
 
     def __init__(self, handle: Callable[[int, FrameType | None], None], outermost: Any) -> None:
         self.handle, self.outermost = handle, outermost

@@ -197,7 +197,7 @@ class Tableau:
 
     @property
     def stages(self) -> int:
-        """Evaluations of f in one step; 1 where a step looks at its left end alone."""
+        """Evaluations of f in one step; 1 where a step evaluates only at its left end."""
         return len(self.weights)
 
     @property

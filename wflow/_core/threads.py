@@ -46,13 +46,13 @@ def current() -> int:
 
 
 def one_thread() -> None:
-    """Give the compiled functions that this thread of Python calls no other threads."""
+    """Limit the compiled functions that this Python thread calls to one thread."""
     _limit.number = 1
 
 
 def threads_for(pairs: int, each: int = _PAIRS) -> AbstractContextManager[int]:
-    """Give the compiled functions called within no more threads than `pairs` pairs are worth, so
-    that every thread has `each` of them or more; yields their number."""
+    """Limit the compiled functions called within to as many threads as `pairs` pairs are worth, so
+    that every thread has at least `each` of them; yield the number of threads."""
     before = current()
     number = max(1, min(before, pairs // each))
     return nullcontext(number) if number == before else _limited(number)
@@ -60,7 +60,7 @@ def threads_for(pairs: int, each: int = _PAIRS) -> AbstractContextManager[int]:
 
 @contextmanager
 def numba_threads(threads: int | None, name: str = "threads") -> Iterator[None]:
-    """Limit the compiled functions called within to this many threads; None leaves them alone.
+    """Limit the compiled functions called within to this many threads; None sets no limit.
 
     `name` is what messages call the number.
     """
@@ -85,7 +85,7 @@ def _limited(number: int) -> Iterator[int]:
 
 
 def on_threads(parallel: Callable[..., Any], sequential: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `parallel`, or `sequential` where one thread is to compute.
+    """Return a function that calls `parallel`, or `sequential` for computation on one thread.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ _one_at_a_time = threading.RLock()
 
 @functools.cache
 def _start_threads() -> AbstractContextManager[Any]:
-    """Let Numba load its threads, with a short spin time while they wait.
+    """Make Numba load its threads, with a short spin time while they wait.
 
     A thread of GNU OpenMP that waits spins for milliseconds before it sleeps; where other programs
     share the cores, the spinning takes the time of the thread it waits for: beside one busy process

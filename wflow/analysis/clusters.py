@@ -78,7 +78,7 @@ _BYTES = 2**25
 def smoothed_entropy(
     x: FloatArray, concentration: float, nodes: int, directions: int, seed: int
 ) -> float:
-    """-int f log f over the uniform probability law, f = (1/n) sum_j C exp(kappa <., x_j>).
+    """Return -int f log f over the uniform probability law, f = (1/n) sum_j C exp(kappa <., x_j>).
 
     The integral is a mean over the tokens of integrals against their own kernel: Gauss quadrature
     in the height t = <y, x_i>, exact for polynomials of degree 2 nodes - 1, and pairs of opposite
@@ -106,7 +106,7 @@ def smoothed_entropy(
 
 
 def _directions(x: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """A unit tangent vector at every token, uniformly distributed."""
+    """Return a unit tangent vector at every token, uniformly distributed."""
     if x.shape[1] == 2:
         return np.stack([-x[:, 1], x[:, 0]], axis=1)
     z = rng.standard_normal(x.shape)
@@ -123,7 +123,7 @@ def _directions(x: FloatArray, rng: np.random.Generator) -> FloatArray:
 
 @lru_cache(maxsize=32)
 def height_rule(kappa: float, d: int, nodes: int) -> tuple[FloatArray, FloatArray, float]:
-    """Gauss rule for the fall u = 1 - t of the height of a von Mises-Fisher law around its centre.
+    """Return a Gauss rule for u = 1 - t, t the height of a von Mises-Fisher law at its centre.
 
     The law e^{-kappa u} sin^{d-2}(a) da, u = 1 - cos a, is discretised by a fine rule in log a,
     which follows it wherever it sits; Lanczos on those nodes gives the recurrence, and the
@@ -200,7 +200,7 @@ def _cloud(x: ArrayLike) -> FloatArray:
 
 
 def _with_unit(x: ArrayLike) -> tuple[FloatArray, float]:
-    """Tokens for distances, and the unit of rounding of their type.
+    """Return tokens for distances, and the unit of rounding of their type.
 
     Norms that are off one by more than rounding become one: distances are between directions.
     """
@@ -415,7 +415,7 @@ def persistent_count(
 def _persistent(
     tokens: FloatArray, unit: float, threshold: float = 3.0, level: float = 0.01
 ) -> PersistentCount:
-    """`persistent_count` of tokens that have been checked, of this unit of rounding."""
+    """Compute `persistent_count` of checked tokens with this unit of rounding."""
     n, d = tokens.shape
     least = max(COINCIDENT, 8 * unit)
     if n == 1:
@@ -433,7 +433,7 @@ def _persistent(
 
 
 def _extent(x: FloatArray) -> float:
-    """Twice the largest distance of a token to the mean direction, at most pi."""
+    """Return twice the largest distance of a token to the mean direction, at most pi."""
     mean = x.mean(axis=0)
     length = float(np.linalg.norm(mean))
     if length < COINCIDENT:
@@ -564,7 +564,7 @@ def entropy(
 
 
 class Stationarity(NamedTuple):
-    """How fast tokens move.
+    """Speed of the tokens of a cloud.
 
     Parameters
     ----------
@@ -730,7 +730,7 @@ def over_time(
 
 
 def _names(quantities: Sequence[str] | None) -> tuple[str, ...]:
-    """Names of `QUANTITIES`, all for None; InputError for anything else."""
+    """Return the names of `QUANTITIES`, all for None; InputError for anything else."""
     if quantities is None:
         return tuple(QUANTITIES)
     given = quantities if isinstance(quantities, list | tuple | set | dict) else None
@@ -744,7 +744,7 @@ def _names(quantities: Sequence[str] | None) -> tuple[str, ...]:
 def _measure(
     x: FloatArray, unit: float, scale: float, names: Sequence[str], bandwidth: float
 ) -> dict[str, float]:
-    """The quantities of one cloud, which has been checked, of tokens of this unit of rounding."""
+    """Compute the quantities of one checked cloud, whose tokens have this unit of rounding."""
     values: dict[str, float] = {}
     if "count" in names or "largest_share" in names:
         found = np.bincount(components(x, scale, unit))
@@ -847,7 +847,7 @@ def _first_time(
     reached: Callable[[NDArray[np.int64]], bool],
     name: str,
 ) -> DataArray:
-    """First snapshot time at which the sizes of clusters are as asked for; NaN for never."""
+    """Return the first snapshot time at which `reached(sizes)` holds, else NaN."""
     import xarray
 
     with dataset_of(run) as ds:
@@ -867,7 +867,7 @@ def _first_time(
 
 @dataclass(frozen=True, repr=False)
 class Plateau(ShortResult):
-    """A time during which the number of clusters stays the same.
+    """Interval of time during which the number of clusters stays the same.
 
     Attributes
     ----------
@@ -992,7 +992,7 @@ _NOISY, _SIGMAS = 4.0, 3.0  # mean squares over error squares; standard errors
 
 @dataclass(frozen=True, repr=False)
 class Decay(ShortResult):
-    """How a positive quantity falls over windows of time, by fits to its logarithm.
+    """Decay of a positive quantity over windows of time, by fits to its logarithm.
 
     Attributes
     ----------
@@ -1014,7 +1014,7 @@ class Decay(ShortResult):
 
 @dataclass(frozen=True, repr=False)
 class OmegaLimit(ShortResult):
-    """What a run says about its omega-limit.
+    """Result about the omega-limit of a run.
 
     Attributes
     ----------
@@ -1205,7 +1205,7 @@ def omega_limit(
 
 
 def _parts(time: FloatArray, tail: float, windows: int) -> list[NDArray[np.int64]]:
-    """Record times of each window of the tail."""
+    """Return the record times of each window of the tail."""
     if windows > len(time):
         raise InputError(
             f"the run has {len(time)} record times, too few for {windows} windows; lower "
@@ -1223,7 +1223,7 @@ def _parts(time: FloatArray, tail: float, windows: int) -> list[NDArray[np.int64
 
 
 def _values(ds: Dataset, name: str) -> FloatArray:
-    """A series (paths, times), of paths that are recorded to the end."""
+    """Return a series (paths, times) of the paths that are recorded to the end."""
     values = np.asarray(ds[name].transpose("path", "time").values, np.float64)
     if not np.isfinite(values).all():
         raise InputError(
@@ -1233,7 +1233,7 @@ def _values(ds: Dataset, name: str) -> FloatArray:
 
 
 def _decay(time: FloatArray, parts: list[NDArray[np.int64]], values: FloatArray) -> Decay:
-    """Fits to the window means of a series (paths, times) >= 0."""
+    """Fit the decay of the window means of a series (paths, times) >= 0."""
     middle = np.array([time[part].mean() for part in parts])
     by_path = np.stack([values[:, part].mean(axis=1) for part in parts], axis=1)
     largest = np.array([values.mean(axis=0)[part].max() for part in parts])
@@ -1250,7 +1250,7 @@ def _decay(time: FloatArray, parts: list[NDArray[np.int64]], values: FloatArray)
 
 
 def _slope(s: FloatArray, by_path: FloatArray) -> tuple[float, Interval, float]:
-    """Slope of -log(mean over paths) against s (windows,), its interval, the residual."""
+    """Return the slope of -log(mean over paths) against s (windows,), interval and residual."""
     from scipy.special import stdtrit
 
     centred = s - s.mean()
@@ -1312,7 +1312,7 @@ def _verdict(
 def _integrable(
     time: FloatArray, parts: list[NDArray[np.int64]], power: FloatArray, tolerance: float
 ) -> tuple[Integrable, Decay | None, Interval, str]:
-    """Whether the mean over the paths of dE/dt, by the heads alone, is integrable over time."""
+    """Return whether dE/dt by the heads alone, averaged over the paths, is integrable in time."""
     paths = len(power)
     mean = power.mean(axis=0)
     peak = float(np.abs(mean).max())
@@ -1348,7 +1348,7 @@ def _trapezoid(time: FloatArray, values: FloatArray) -> float:
 
 
 def _last_step(ds: Dataset) -> Interval:
-    """W₂ between the last two snapshots, mean over their paths, and the time between them."""
+    """Return W₂ between the last two snapshots, averaged over paths, and the time between them."""
     if "tokens" not in ds.variables or not ds["tokens"].size or ds.sizes["snapshot"] < 2:
         return math.nan, math.nan
     from wflow.transport.distances import w2

@@ -1,4 +1,4 @@
-"""Description of a run in words and numbers: what `wflow info` and a report say of it."""
+"""Description of a run in words and numbers, for `wflow info` and reports."""
 
 import json
 import math
@@ -20,7 +20,7 @@ _WIDEST = 160  # characters of a parameter
 
 
 def describe(ds: "Dataset") -> list[tuple[str, str]]:
-    """Give what `wflow info` prints: pairs of a name and a text.
+    """Return what `wflow info` prints: pairs of a name and a text.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def _described(ds: "Dataset") -> list[tuple[str, str]]:
 
 
 def _carriers(config: dict[str, Any], sizes: Mapping[Any, int]) -> tuple[str, str]:
-    """What moves: tokens, or a density."""
+    """Return what moves: tokens, or a density."""
     mesh = config.get("mesh")
     if not isinstance(mesh, dict):
         return "tokens", f"n = {sizes.get('token', '?')}, d = {sizes.get('axis', '?')}"
@@ -79,7 +79,7 @@ def _provenance(ds: "Dataset") -> list[tuple[str, str]]:
 
 
 def _sampler(ds: "Dataset", config: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is said of a run of a sampler: its settings, and diagnostics at its end."""
+    """Describe a run of a sampler: its settings, and diagnostics at its end."""
     sizes, times = ds.sizes, ds["time"].values
     known = ("sampler", "x0", "grad", "prior", "seed", "save", "steps")
     settings = [f"{key} = {value}" for key, value in config.items() if key not in known]
@@ -100,7 +100,7 @@ def _sampler(ds: "Dataset", config: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _movements(ds: "Dataset", config: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is said of minimizing movements: settings, and how the steps ended."""
+    """Describe a run of minimizing movements: settings, and how the steps ended."""
     times, metric = ds["time"].values, config.get("metric", "?")
     lines = [
         ("law", _law(config)),
@@ -128,7 +128,7 @@ def _movements(ds: "Dataset", config: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _part(config: Any) -> str:
-    """A custom part of a run: its name and parameters, "custom" where its code is compared."""
+    """Describe a part of a run: its name and parameters, "custom" where its code is compared."""
     if not isinstance(config, dict):
         return "?"
     custom = "custom " if "fingerprint" in config else ""
@@ -138,7 +138,7 @@ def _part(config: Any) -> str:
 
 
 def _numbers(ds: "Dataset") -> list[tuple[str, str]]:
-    """Means over the paths, with their standard error."""
+    """Return means over the paths, with their standard error."""
     times = ds["time"].values
     if not times.size:
         return []
@@ -174,7 +174,7 @@ def _numbers(ds: "Dataset") -> list[tuple[str, str]]:
 
 
 def _sums(compute: dict[str, Any]) -> str:
-    """Method of the sums over pairs; a file names none for exact sums by Numba."""
+    """Return the method of the sums over pairs; a file names none for exact sums by Numba."""
     text = str(compute.get("method", "exact"))
     if "tolerance" in compute:
         text += f", tolerance {compute['tolerance']}"
@@ -230,7 +230,7 @@ def _short(text: Any) -> str:
 
 
 def _scheme(config: dict[str, Any]) -> str:
-    """The time stepping: tolerances where they choose the steps, order of a custom tableau."""
+    """Describe the time stepping: the tolerances of chosen steps, the order of a custom tableau."""
     scheme = config.get("scheme", "?")
     if not isinstance(scheme, dict):
         return str(scheme)
@@ -240,7 +240,7 @@ def _scheme(config: dict[str, Any]) -> str:
 
 
 def _dynamics(config: dict[str, Any]) -> str:
-    """Flow, direction, scheme, mask and diffusion of the tokens."""
+    """Describe flow, direction, scheme, mask and diffusion of the tokens."""
     words = [flow_name(config), str(config.get("direction", "?")), _scheme(config)]
     words += ["causal mask"] if config.get("causal") else []
     densities = "mesh" in config
@@ -252,7 +252,7 @@ def _dynamics(config: dict[str, Any]) -> str:
 
 
 def _steps(config: dict[str, Any]) -> str:
-    """What the time is divided into."""
+    """Describe the steps into which the time is divided."""
     dt = config.get("dt", "?")
     if config.get("steps") == "chosen":
         return f"steps below their bound, counted in units of {dt}"

@@ -493,7 +493,7 @@ def lower_bound(x: ArrayLike, D: ArrayLike, *, starts: int = 256, seed: int = 0)
 
 
 def _least_potential(y: FloatArray, keys: FloatArray, shift: float) -> float:
-    """Minimum over the sphere of e^-shift (1/n) sum_j exp(<y, k_j>), from the points y (m, d)."""
+    """Minimise e^-shift (1/n) sum_j exp(<y, k_j>) on the sphere, from points y (m, d)."""
     from scipy.optimize import minimize
 
     def potential(point: FloatArray) -> tuple[float, FloatArray]:
@@ -524,7 +524,7 @@ def _matrix(D: ArrayLike) -> FloatArray:
 
 
 def _score(matrix: FloatArray, v: ArrayLike | None, *, leading: bool) -> float:
-    """<v, D v>; without v the largest eigenvalue, or the one of largest size."""
+    """Return <v, D v>; without v, the largest eigenvalue or the one of largest size."""
     if v is None:
         values = np.linalg.eigvalsh(matrix)
         return float(values[-1] if leading or values[-1] >= -values[0] else values[0])
@@ -540,7 +540,7 @@ _LOG_2 = math.log(2)
 
 
 def _half_exp(log: float, factor: float = 1.0) -> float:
-    """factor e^log / 2, with a factor <= 1; inf beyond the range of doubles."""
+    """Return factor e^log / 2, with a factor <= 1; inf beyond the range of doubles."""
     if log <= LARGEST_LOG:
         return 0.5 * (factor * math.exp(log))
     log += math.log(factor) - _LOG_2 if factor else -math.inf
@@ -548,7 +548,7 @@ def _half_exp(log: float, factor: float = 1.0) -> float:
 
 
 def _reported(value: float, beta: float) -> float:
-    """A value that a function of this module returns; with a warning where it is infinite."""
+    """Return a result of this module, with a warning where it is infinite."""
     if math.isinf(value):
         warn_overflow("the energy", beta, value=value, stacklevel=4, closed=True)
     return value

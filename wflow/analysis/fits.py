@@ -126,7 +126,7 @@ class PowerLaw(ShortResult):
     exponents: FloatArray = field(repr=False, compare=False)
 
     def __call__(self, x: ArrayLike) -> FloatArray:
-        """Value of the fit: a x^b at x > 0, of any shape."""
+        """Return the value of the fit: a x^b at x > 0, of any shape."""
         with np.errstate(over="ignore"):
             return np.exp(self.log_prefactor + self.exponent * np.log(_positive(x, "x")))
 
@@ -466,7 +466,7 @@ def _applied(of: Callable[[FloatArray], FloatArray], means: FloatArray) -> Float
 
 
 def _line(x: FloatArray, y: FloatArray) -> tuple[Any, Any]:
-    """Intercept and slope of the least-squares line through y (..., m) over x (m,)."""
+    """Return intercept and slope of the least-squares line through y (..., m) over x (m,)."""
     centred = x - x.mean()
     exponent = np.frexp(np.abs(centred).max())[1]  # squares of large x overflow
     centred = np.ldexp(centred, -exponent)  # which rounds nothing
@@ -492,7 +492,7 @@ def _deviation(values: FloatArray) -> float:
 def resampled_means(
     samples: FloatArray, resamples: int, rng: np.random.Generator
 ) -> Iterator[tuple[slice, FloatArray]]:
-    """Means (k, m) of samples (m, paths) over paths drawn with replacement, k resamples at a time.
+    """Yield means (k, m) of samples (m, paths) over paths drawn with replacement, in blocks.
 
     All m means of a resample are over the same paths. The numbers do not depend on k; each block
     comes with the place of its resamples among all.
@@ -506,7 +506,7 @@ def resampled_means(
 
 
 def interval(values: FloatArray, level: float) -> Interval:
-    """Percentile interval: the quantiles (1 - level)/2 and (1 + level)/2."""
+    """Return the percentile interval: the quantiles (1 - level)/2 and (1 + level)/2."""
     lo, hi = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(lo), float(hi)
 

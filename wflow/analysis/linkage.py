@@ -24,7 +24,7 @@ _FAR = 2.0  # chords from the first token of a component, up to which its distan
 
 @kernel
 def _flood(x, chord):
-    """Components (n,) of the graph |x_i - x_j| <= chord, numbered by first token; x (n, d).
+    """Return the components (n,) of the graph |x_i - x_j| <= chord, numbered by first token.
 
     A component begins with the first token that is left. Tokens found are struck off the list
     that later ones search: at most n^2 d / 2 multiply-adds. A token that is close to the first
@@ -75,7 +75,7 @@ def _flood(x, chord):
 
 @kernel
 def _spanning_tree(x):
-    """Squared chords of the edges of the minimum spanning tree, unsorted; x (n, d).
+    """Return squared chords of the edges of the minimum spanning tree, unsorted; x (n, d).
 
     Prim's algorithm on the complete graph: n^2 d / 2 multiply-adds.
     """
@@ -103,7 +103,7 @@ def _spanning_tree(x):
 
 
 def reach(scale: float, unit: float = _EPS) -> float:
-    """Longest chord of tokens whose geodesic distance is the scale or less, rounding apart.
+    """Return the longest chord of tokens whose geodesic distance is at most the scale.
 
     A cosine 1 - chord^2 / 2 is off by a few units of rounding, so that the chord of an arccos is
     off by units / chord, which counts as rounding up to sqrt(unit) / 32 of the chord. Coordinates
@@ -115,7 +115,7 @@ def reach(scale: float, unit: float = _EPS) -> float:
 
 
 def components(x: FloatArray, scale: float, unit: float = _EPS) -> NDArray[np.int64]:
-    """Connected components of the graph of tokens at geodesic distance <= scale, by first token.
+    """Label connected components of tokens at geodesic distance <= scale, by first token.
 
     Ties are joined, to the rounding of tokens of this unit (`reach`).
     """
@@ -130,7 +130,7 @@ def components(x: FloatArray, scale: float, unit: float = _EPS) -> NDArray[np.in
 
 
 def _linked(x: FloatArray, chord: float) -> NDArray[np.integer]:
-    """Components of many different tokens, from the pairs that a tree lists, or by the flood."""
+    """Label components of many different tokens, by a tree search or by the flood."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
     from scipy.spatial import cKDTree
@@ -146,7 +146,7 @@ def _linked(x: FloatArray, chord: float) -> NDArray[np.integer]:
 
 
 def merge_heights(x: FloatArray) -> FloatArray:
-    """Geodesic distances (n - 1,) at which single linkage merges two clusters, ascending."""
+    """Return geodesic distances (n - 1,) at which single linkage merges two clusters, ascending."""
     if len(x) == 1:
         return np.empty(0)
     chords = np.sqrt(np.sort(_spanning_tree(x)))

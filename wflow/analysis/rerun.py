@@ -1,4 +1,4 @@
-"""What a run file holds, computed again: `wflow.rerun`, and the first step for `verify`."""
+"""Recomputation of stored runs: `wflow.rerun`, and the first step for `verify`."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def stored_arguments(
     flow: FlowName | Flow | None = None,
     mesh: Quadrature | None = None,
 ) -> dict[str, Any]:
-    """Arguments of `solve`, or `meanfield.solve`, that compute the run of a file again.
+    """Return arguments of `solve`, or `meanfield.solve`, that compute the run of a file again.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ def stored_arguments(
 
 
 def mesh_of(config: Mapping[str, Any], centres: Floats) -> Quadrature | None:
-    """The mesh that a configuration describes, of points (cell, axis) where it holds their digest.
+    """Return the mesh of a configuration, made of points (cell, axis) where it has their digest.
 
     None for a mesh of a custom class.
 
@@ -230,7 +230,7 @@ def _same_mesh(ds: xarray.Dataset) -> Quadrature:
 
 
 def mesh_difference(mesh: Quadrature, ds: xarray.Dataset) -> float:
-    """Largest difference of a mesh from the centres and areas of a run, inf for other cells."""
+    """Return the largest difference of a mesh from that of a run, inf for other cells."""
     stored = {name: ds[name].values for name in ("centres", "areas") if name in ds}
     if len(stored) < 2 or any(v.shape != getattr(mesh, name).shape for name, v in stored.items()):
         return np.inf
@@ -241,7 +241,7 @@ def mesh_difference(mesh: Quadrature, ds: xarray.Dataset) -> float:
 def _equation_of(
     config: Mapping[str, Any], arguments: dict[str, Any], changes: dict[str, Any]
 ) -> equation.MeanField:
-    """The run of the equation with some arguments changed, to the bit where they are not."""
+    """Return the run of the equation with some arguments changed, otherwise bitwise identical."""
     unit = None if {"t_final", "dt"} & changes.keys() else config["dt"]
     mesh = changes.get("mesh")
     if "density" not in changes and mesh is not None:
@@ -300,7 +300,7 @@ def replayed(ds: xarray.Dataset, pairs: float, nudge: float = 0.0) -> dict[str, 
 def residuals(
     ds: xarray.Dataset, pairs: float, halvings: int, paths: int
 ) -> tuple[Floats, float] | None:
-    """Residual of the energy balance after the first step of a run, computed in finer steps.
+    """Compute the residual of the energy balance after the first step of a run, in finer steps.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ def residuals(
 
 
 def _first_path(arguments: dict[str, Any], unit: float) -> ParticleRun | equation.MeanField:
-    """The run of arguments, whose initial tokens or density are those of the first path."""
+    """Return the run of arguments from the initial tokens or density of the first path."""
     if "mesh" in arguments:
         density = np.atleast_2d(arguments["density"])[0]
         return equation.problem_of_task(arguments | {"density": density}, unit=unit, as_is=True)
@@ -344,12 +344,12 @@ def _first_path(arguments: dict[str, Any], unit: float) -> ParticleRun | equatio
 
 
 def _first_cloud(x0: Floats) -> Floats:
-    """Initial tokens (n, d) of the first path."""
+    """Return initial tokens (n, d) of the first path."""
     return x0 if x0.ndim == 2 else x0[0]
 
 
 def _arguments(ds: xarray.Dataset) -> tuple[dict[str, Any], float]:
-    """Arguments that compute a run again on this processor, and its step."""
+    """Return arguments that compute a run again on this processor, and its step."""
     arguments = stored_arguments(ds)
     compute = replace(arguments["compute"], backend="numba", device=None)
     return arguments | {"compute": compute}, float(json.loads(ds.attrs["config"])["dt"])
@@ -379,7 +379,7 @@ def _replayed_densities(
 
 
 def _first_series(store: MemoryStore) -> dict[str, Floats]:
-    """The series of the first path."""
+    """Return the series of the first path."""
     # Rounding may accept a step that another processor rejects.
     kept = [name for name in store.layout.names if name not in EVALUATIONS]
     names = [name for name in kept if VARIABLES[name].dims == ("path", "time")]

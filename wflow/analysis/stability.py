@@ -68,7 +68,7 @@ FloatArray = NDArray[np.float64]
 
 
 def spectral_norms(heads: NDArray[np.floating]) -> FloatArray:
-    """Spectral norms (..., heads) of matrices (..., heads, d, d)."""
+    """Return spectral norms (..., heads) of matrices (..., heads, d, d)."""
     return np.asarray(np.linalg.norm(heads, 2, axis=(-2, -1)), np.float64)
 
 
@@ -87,7 +87,7 @@ _NEEDED = {"law", "heads", "dt", "seed", "flow", "direction", "scheme", "causal"
 
 @contextmanager
 def run_and_config(run: xarray.Dataset | str | Path) -> Iterator[tuple[xarray.Dataset, Config]]:
-    """A run and its configuration; a file is closed at the end, a Dataset stays as it is.
+    """Yield a run and its configuration; a file is closed at the end, a Dataset stays open.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def check_same_weights(config: Config, other: Config) -> None:
 
 
 def sum_error(config: Config) -> float:
-    """Relative error of the velocities of a run, by that of its sums: zero where they are exact.
+    """Return the relative error of the velocities of a run, from that of its sums.
 
     A velocity is a sum D S over a sum m, each within the tolerance of m: both errors add up.
     """
@@ -164,7 +164,7 @@ def check_same_axes(first: xarray.Dataset, second: xarray.Dataset) -> None:
 def shared(
     first: xarray.Dataset, second: xarray.Dataset, name: str, tolerance: float
 ) -> tuple[tuple[list[int], list[int]], NDArray[Any]]:
-    """Places in both runs of the values of a coordinate that both have, and those values."""
+    """Return the values of a coordinate that both runs have, and their places in each run."""
     here, there = first[name].values, second[name].values
     nearest = [int(np.argmin(np.abs(there - value))) for value in here]
     pairs = [(i, j) for i, j in enumerate(nearest) if abs(there[j] - here[i]) < tolerance]
@@ -173,7 +173,7 @@ def shared(
 
 
 def over_snapshots(ds: xarray.Dataset, config: Config) -> FloatArray:
-    """Trapezoidal sum of L over the snapshots, from the heads that the run holds."""
+    """Return the trapezoidal sum of L over the snapshots, from the heads that the run holds."""
     if "heads" not in ds:
         raise InputError(
             "the run holds no heads at its snapshots: run it again with save=SaveAt(heads=True), "
@@ -194,7 +194,7 @@ def over_path(
     times: NDArray[Any],
     paths: NDArray[Any],
 ) -> tuple[FloatArray, FloatArray]:
-    """Exponent and growth constant, each (paths, times), with the heads recomputed step by step."""
+    """Compute exponent and growth constant, each (paths, times), with the heads recomputed."""
     law = law_of_run(config, law)
     if not law.deterministic and as_scheme(scheme_from_config(config["scheme"]))[0].stages > 1:
         raise InputError(
@@ -232,7 +232,7 @@ def over_path(
 
 
 def _rates(norms: FloatArray, config: Config, dt: float) -> tuple[FloatArray, FloatArray]:
-    """L at every step (steps + 1,), and what each step adds to the exponent (steps,)."""
+    """Return L at every step (steps + 1,), and what each step adds to the exponent (steps,)."""
     flow = flow_from_config(config["flow"])
     parts = flow.growth(norms)
     rate, lipschitz = parts.one_sided(config["direction"]), parts.lipschitz()
@@ -513,7 +513,7 @@ class GrowthRate(ShortResult):
     log_prefactor: float = field(repr=False, compare=False)
 
     def __call__(self, t: ArrayLike) -> FloatArray:
-        """Growth factor prefactor e^{rate t} of the fit, t counted from the first time."""
+        """Return the factor prefactor e^{rate t} of the fit, t counted from the first time."""
         with np.errstate(over="ignore"):
             return np.exp(self.log_prefactor + self.rate * reals(t, "t"))
 

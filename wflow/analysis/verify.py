@@ -127,12 +127,12 @@ class Check(ShortResult):
 
 
 def worst_of(values: Array) -> float:
-    """Largest size; NaN counts as infinite, so that it never passes."""
+    """Return the largest size; NaN counts as infinite, so that it never passes."""
     return float(np.max(np.abs(np.nan_to_num(values, nan=np.inf)), initial=0.0))
 
 
 def blocks(ds: "Dataset", name: str) -> Iterator[tuple[int, Array]]:
-    """A variable in pieces along its first dimension, with where each begins."""
+    """Yield a variable in pieces along its first dimension, with the index where each begins."""
     variable = ds[name]
     if not variable.ndim:
         yield 0, variable.values.reshape(1)
@@ -157,7 +157,7 @@ def complete_budget(ds: "Dataset", config: dict[str, Any]) -> Check:
 
 
 def _share(parts: list[Array], scales: list[Array]) -> float:
-    """Largest |sum of parts| / sum of |scales| over the entries where no term is inf."""
+    """Return the largest |sum of parts| / sum of |scales| over the entries where no term is inf."""
     total = np.abs(sum(parts))
     scale = np.asarray(sum(np.abs(term) for term in scales))
     share = np.where(total == 0, 0.0, total / scale)
@@ -233,7 +233,7 @@ def columns(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
 
 
 def _coincide(ds: "Dataset", config: dict[str, Any]) -> bool:
-    """Whether the theory makes dissipation and G^2 one number (docs/theory/energy.md)."""
+    """Return whether dissipation and G^2 are equal in theory (docs/theory/energy.md)."""
     if "numerical_diffusion" in ds and is_custom_config(config.get("flow")):
         return False  # at faces, where these have the mean of the velocities at the centres
     try:
@@ -243,7 +243,7 @@ def _coincide(ds: "Dataset", config: dict[str, Any]) -> bool:
 
 
 def _heads(ds: "Dataset", config: dict[str, Any]) -> int:
-    """The number of heads; 2, for several, where nothing tells it."""
+    """Return the number of heads; 2, for several, where it is not recorded."""
     return head_count(config, ds.sizes) or 2
 
 
@@ -304,7 +304,7 @@ def stepping(ds: "Dataset", config: dict[str, Any]) -> tuple[Tableau, bool]:
 
 
 def _jumps(config: dict[str, Any]) -> bool:
-    """Whether the heads of a run may jump."""
+    """Return whether the heads of a run may jump."""
     law = config.get("law", {})
     made = made_again(law)
     if made is not None:
@@ -314,7 +314,7 @@ def _jumps(config: dict[str, Any]) -> bool:
 
 
 def _off(integral: Array, rates: Array, lengths: Array, step: float | None) -> float:
-    """Largest distance of integrals (paths, k) from sums of rates (paths, k + 1).
+    """Return the largest distance of integrals (paths, k) from sums of rates (paths, k + 1).
 
     `step` None: every step was recorded and the distance is relative to the sum of the sizes.
     Otherwise in units of the allowance; `step` is that of left sums, 0 for a scheme without.
@@ -380,7 +380,7 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
 
 
 def _noise(ds: "Dataset", config: dict[str, Any], known: NDArray[np.bool_]) -> float:
-    """Standard error of the mean residual that steps under noise explain (see `balance`)."""
+    """Return the standard error of the mean residual under noisy steps (see `balance`)."""
     lengths = np.diff(ds["time"].values)
     shares = {"ito_power": 4 / (head_count(config, ds.sizes) or 1)}
     if "diffusion_power" in ds and "token" in ds.sizes:  # densities have no noise of tokens
@@ -439,7 +439,7 @@ def order(ds: "Dataset", config: dict[str, Any]) -> Check:
 
 
 def _error_of_sums(config: dict[str, Any]) -> float:
-    """Relative size of the errors that the sums over tokens leave in a residual."""
+    """Return the relative size of the errors that the sums over tokens leave in a residual."""
     tolerance = config.get("compute", {}).get("tolerance", 0.0)
     rounding = 1e3 * float(np.finfo("f4" if single(config) else "f8").eps)
     return max(rounding, tolerance if isinstance(tolerance, float) else 0.0)
@@ -460,7 +460,7 @@ _MASS = 1e-12  # by which that of a density may be off one
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found in a run: `passed` if no check failed.
+    """Result of `verify` for a run: `passed` if no check failed.
 
     Parameters
     ----------
@@ -579,7 +579,7 @@ vars(verify).update(Check=Check, Report=Report, TOLERANCE=TOLERANCE)
 
 
 def _in_memory(ds: "Dataset", tolerance: float) -> Report:
-    """The report of a Dataset."""
+    """Return the report of a Dataset."""
     source = ds.encoding.get("source")
     name = Path(source).name if source else ""
     try:
@@ -602,7 +602,7 @@ def _in_memory(ds: "Dataset", tolerance: float) -> Report:
 
 
 def _checked(dataset: "Dataset", written: list[Check], tolerance: float) -> list[Check]:
-    """All checks of a run whose bytes are as written, as far as that is known."""
+    """Return all checks of a run whose bytes are as written, as far as that is known."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         ds = dataset
         config = json.loads(ds.attrs["config"])
@@ -725,7 +725,7 @@ def _config_fits(ds: "Dataset", config: dict[str, Any]) -> Check:
 
 
 def _settings_of(ds: "Dataset") -> dict[str, Any]:
-    """Settings that the variables of a run show, as its configuration writes them."""
+    """Return the settings that the variables of a run show, as its configuration writes them."""
     shown: dict[str, Any] = {"paths": ds.sizes["path"], "save.budget": "energy" in ds}
     for key, name in (("save.snapshots", "snapshot"), ("save.paths", "snapshot_path")):
         if name in ds.coords and (name != "snapshot" or ds.attrs["complete"]):
@@ -736,7 +736,7 @@ def _settings_of(ds: "Dataset") -> dict[str, Any]:
 
 
 def _start_fits(ds: "Dataset", config: dict[str, Any]) -> Check:
-    """Check the initial state and heads against their digests, or the seed, in the configuration.
+    """Check the initial state and heads against the digests, or the seed, in the configuration.
 
     Heads drawn from the seed are computed again.
     """
@@ -1013,12 +1013,12 @@ def _mean(ds: "Dataset", config: dict[str, Any]) -> Check:
 
 
 def _has_densities(ds: "Dataset", config: dict[str, Any]) -> bool:
-    """Whether a run is one of the mean-field equation."""
+    """Return whether a run is one of the mean-field equation."""
     return "mesh" in config or "centres" in ds
 
 
 def _carriers(ds: "Dataset", config: dict[str, Any]) -> tuple[str, str, str, str]:
-    """What moves in a run: its variable, a word, its variable at time 0, and the setting of it."""
+    """Return what moves in a run: its variable, a word, its variable at time 0, and its setting."""
     if _has_densities(ds, config):
         return "density", "densities", "initial_density", "density"
     return "tokens", "tokens", "initial_tokens", "x0"
@@ -1134,7 +1134,7 @@ def _energy_of_density(ds: "Dataset", density: Array, heads: Array) -> float:
 
 
 def _at_records(ds: "Dataset", name: str) -> tuple[list[tuple[int, int, int, int]], int]:
-    """Where snapshots of a variable fall on a record time, and how many times do not.
+    """Return where snapshots of a variable fall on record times, and how many do not.
 
     Returns
     -------
@@ -1174,14 +1174,14 @@ def _difference(found: float, stored: float) -> float:
 
 
 def _energy_limit(config: dict[str, Any]) -> float:
-    """Relative difference that passes: of rounding, or twice the tolerance of fast sums."""
+    """Return the largest relative difference that passes: rounding, or twice the tolerance."""
     tolerance = config.get("compute", {}).get("tolerance", 0.0)
     allowed = 2.0 * tolerance if isinstance(tolerance, float) else 0.0
     return max(1e-4 if single(config) else 1e-10, min(allowed, 0.02))
 
 
 def _energy_by(ds: "Dataset", config: dict[str, Any]) -> Callable[[Any, Any], float]:
-    """The energy of tokens, or of a density, and heads."""
+    """Return the function that computes the energy of tokens, or of a density, and heads."""
     return partial(_energy_of_density, ds) if _has_densities(ds, config) else _energy
 
 

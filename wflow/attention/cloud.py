@@ -23,7 +23,7 @@ from wflow.kernels.evaluate import DIRECTIONS, Evaluation, Sums, head_sums
 
 
 def as_unit_tokens(x: ArrayLike, name: str = "x") -> NDArray[np.floating]:
-    """Tokens (n, d) as a floating array, checked to lie on the unit sphere.
+    """Return tokens (n, d) as a floating array, checked to lie on the unit sphere.
 
     name : what messages call it
 
@@ -96,7 +96,7 @@ def _evaluate_one(
 def warn_overflow(
     where: str, beta: float, value: float = np.inf, stacklevel: int = 3, *, closed: bool = False
 ) -> None:
-    """Say that a value left the range of floats, and how large the scores are.
+    """Warn that a value left the range of floats, and report how large the scores are.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ LARGEST_LOG = math.log(np.finfo(np.float64).max)
 
 
 def safe_exp(value: float) -> float:
-    """exp(value); inf beyond the range of doubles."""
+    """Return exp(value); inf beyond the range of doubles."""
     return math.exp(value) if value <= LARGEST_LOG else math.inf
 
 

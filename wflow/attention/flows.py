@@ -107,7 +107,7 @@ class Growth(NamedTuple):
 
 
 class Flow(Described):
-    r"""How tokens move: a subclass says their velocity in ascent, and what theory knows of it.
+    r"""Flow of the tokens: a subclass defines their velocity in ascent, and its known properties.
 
     `wflow.solve` and the functions of one cloud take an object of a subclass as `flow`. The sign of
     `descent` is applied outside. Every method and attribute but `velocity` has a default that
@@ -157,7 +157,7 @@ class Flow(Described):
 
     @property
     def name(self) -> str:
-        """What messages, tables and figures call the flow."""
+        """Name of the flow in messages, tables and figures."""
         return type(self).__name__
 
     def velocity(self, cloud: Cloud) -> Array:
@@ -336,7 +336,7 @@ class Effective(Flow):
 
 
 def _norms(norms: Doubles) -> tuple[Doubles, Doubles, Doubles]:
-    """a and e^a, and a zero for each set of heads."""
+    """Return a and e^a, and a zero for each set of heads."""
     a = np.asarray(norms, np.float64)
     with np.errstate(over="ignore"):
         return a, np.exp(a), np.zeros(a.shape[:-1])
@@ -347,7 +347,7 @@ def _mean(values: Doubles) -> Doubles:
 
 
 def _pairs(f: Doubles, g: Doubles) -> Doubles:
-    """(1/H^2) sum over h != k of f_h g_k, without taking a large sum from another."""
+    """Return (1/H^2) sum over h != k of f_h g_k, without cancellation of large sums."""
     others = _exclusive(g) + _exclusive(g[..., ::-1])[..., ::-1]
     # 0 * inf: a head of norm zero adds nothing, however large the others are.
     zero = (f == 0) | (others == 0)
@@ -356,7 +356,7 @@ def _pairs(f: Doubles, g: Doubles) -> Doubles:
 
 
 def _exclusive(g: Doubles) -> Doubles:
-    """Sum of the entries before each one."""
+    """Return the sum of the entries before each one."""
     total = np.zeros_like(g)
     total[..., 1:] = np.cumsum(g[..., :-1], axis=-1)
     return total
@@ -374,7 +374,7 @@ _Class = TypeVar("_Class", bound=type[Flow])
 
 
 def as_flow(flow: Any) -> Flow:
-    """The flow of a name, or the one given.
+    """Return the flow of a name, or the given flow.
 
     Raises
     ------
@@ -393,7 +393,7 @@ def as_flow(flow: Any) -> Flow:
 
 
 def register(cls: _Class) -> _Class:
-    """Make a class of flows known by its name; a decorator.
+    """Register a class of flows under its name; a decorator.
 
     `wflow.rerun` and `wflow.verify` make such flows again from a run file: by `from_config`, from
     what `to_config` returned when the run began. The code of the class is not in the file: a flow
@@ -436,7 +436,7 @@ def register(cls: _Class) -> _Class:
 
 
 def flow_config(flow: FlowName | Flow) -> str | dict[str, Any]:
-    """Return what a run file holds of a flow: its name; of a custom one its parameters, too.
+    """Return what a run file holds of a flow: its name; of a custom one also its parameters.
 
     A custom flow is identified by its `fingerprint` (None, and the reason as `not_comparable`,
     where it cannot be compared).
@@ -579,7 +579,7 @@ def evaluate(
 
 
 def evaluator(flow: FlowName | Flow, **how: Any) -> Callable[..., Evaluation]:
-    """`evaluate` with some of its arguments, for many calls: which flow it is, is asked once."""
+    """Return `evaluate` with some arguments fixed, for many calls: the flow is resolved once."""
     flow = as_flow(flow)
     if FLOWS.is_custom(flow):
         return partial(evaluate, flow=flow, **how)
@@ -587,7 +587,7 @@ def evaluator(flow: FlowName | Flow, **how: Any) -> Callable[..., Evaluation]:
 
 
 def _tangential(cloud: Cloud, v: Array) -> Array:
-    """The part of v in the tangent spaces; what is beyond the range of floats stays as it is."""
+    """Return the part of v in the tangent spaces; values that are not finite are kept."""
     with np.errstate(over="ignore", invalid="ignore"):
         v = v.astype(cloud.x.dtype, copy=False)
         part = project_unchecked(cloud.x, v)
@@ -595,7 +595,7 @@ def _tangential(cloud: Cloud, v: Array) -> Array:
 
 
 def _terms_of(cloud: Cloud, v: Doubles, log_b: Doubles, sign: float) -> dict[str, Doubles]:
-    """The terms that depend on the flow, from its velocity and its metric."""
+    """Return the terms that depend on the flow, from its velocity and its metric."""
     n = v.shape[1]
     scale, gradient = cloud.mean_gradient()
     with np.errstate(over="ignore", invalid="ignore"):

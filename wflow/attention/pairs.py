@@ -1,4 +1,4 @@
-"""What a flow is computed from: tokens and heads, and sums over the pairs of tokens."""
+"""Inputs of a flow: tokens and heads, and sums over the pairs of tokens."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Cloud:
     def _combined(
         self, log_factors: Array | None, log_weights: Array | None
     ) -> tuple[Doubles, Doubles]:
-        """`attention` relative to the scale e^l of the largest factor."""
+        """Return `attention` relative to the scale e^l of the largest factor."""
         log, averages = self._averages(log_weights)
         factors = np.broadcast_to(0.0 if log_factors is None else log_factors, log.shape)
         scale = np.asarray(factors.max(axis=1), np.float64)
@@ -170,7 +170,7 @@ class Cloud:
         return scale, np.asarray(project_unchecked(self.x.astype(np.float64), mean), np.float64)
 
     def _averages(self, log_weights: Array | None, vectors: bool = True) -> tuple[Doubles, Array]:
-        """log m_h (paths, heads, n), and with vectors the averages (paths, heads, n, d)."""
+        """Return log m_h (paths, heads, n), and with vectors the averages (paths, heads, n, d)."""
         if log_weights is None:
             if self._plain is None:
                 log, averages = self._pair_sums(None, True)
@@ -197,13 +197,13 @@ class Cloud:
 
 
 def log_harmonic_mean(log: NDArray[_Float], axis: int) -> NDArray[_Float]:
-    """Log of the harmonic mean of e^log along an axis, in range however large log is."""
+    """Return the log of the harmonic mean of e^log along an axis, in range for any log."""
     low = log.min(axis=axis, keepdims=True)
     means = np.log(np.mean(np.exp(low - log), axis=axis, keepdims=True))
     return np.asarray((low - means).squeeze(axis), log.dtype)
 
 
 def scaled(factor: Doubles, values: Doubles) -> Doubles:
-    """factor values, where 0 inf is 0: a token at rest stays there, whatever the scale."""
+    """Return factor values, where 0 inf is 0: a token at rest stays there at any scale."""
     with np.errstate(invalid="ignore", over="ignore"):
         return np.where(values == 0, 0.0, factor * values)

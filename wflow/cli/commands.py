@@ -189,7 +189,7 @@ _NAMES = ("info", "plot", "verify", "report", "study", "data")
 
 @dataclass(frozen=True)
 class _Wflow:
-    """What `tyro` reads of a command line."""
+    """Command line of `wflow`, as `tyro` reads it."""
 
     command: Command
     version: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="")] = (

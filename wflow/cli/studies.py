@@ -1,4 +1,4 @@
-"""Studies by their names: which there are, what each is about, and how one is run.
+"""Studies by their names: the list of them, their titles, and how one is run.
 
 A study is a script in `studies/` or one of its folders, which Python runs as a file; its name is
 that of the file. A wheel carries a copy of the folder.
@@ -25,7 +25,7 @@ _PLACES = (_PACKAGE / "_studies", _PACKAGE.parent / "studies")  # of a wheel, of
 
 
 def folder() -> Path:
-    """Give the folder of the scripts.
+    """Return the folder of the scripts.
 
     Raises
     ------
@@ -42,24 +42,24 @@ def folder() -> Path:
 
 
 def scripts() -> dict[str, Path]:
-    """Give the script of every study by its name, sorted."""
+    """Return the script of every study by its name, sorted."""
     found = {file.stem: file for file in folder().glob("**/[a-z]*.py")}
     return dict(sorted(found.items()))
 
 
 def names() -> list[str]:
-    """Give the names of all studies, sorted."""
+    """Return the names of all studies, sorted."""
     return list(scripts())
 
 
 def title(script: Path) -> str:
-    """Give the first line of the docstring of a study; the study is not run."""
+    """Return the first line of the docstring of a study; the study is not run."""
     source = script.read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
 def listing() -> str:
-    """Write what `wflow study list` prints: for each folder its subject, and a line per study."""
+    """Return what `wflow study list` prints: for each folder its subject, and a line per study."""
     studies = scripts()
     width = max(map(len, studies))
     groups: dict[str, list[str]] = {group: [] for group in _SUBJECTS}
@@ -124,7 +124,7 @@ def run(name: str = "", *flags: str) -> int:
 
 
 def _status(stop: SystemExit) -> int:
-    """Return the exit status that Python makes of what was given to `sys.exit`."""
+    """Return the exit status that Python makes of the argument of `sys.exit`."""
     if isinstance(stop.code, str):
         print(printable(stop.code), file=sys.stderr)
         return 1

@@ -58,7 +58,7 @@ def pool(
     threads: int | None = None,
     seconds: float = TASK_SECONDS,
 ) -> Iterator[Pool]:
-    """Open the place where runs are computed, and yield a function that computes a list of them.
+    """Open the workers, and yield a function that computes a list of runs.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def pool(
 
 
 def check_workers(workers: int, scheduler: Any, security: Security | None = None) -> None:
-    """Check that the place where runs are to be computed can be had, before anything is.
+    """Check, before any computation, that the requested workers are available.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def security_of(ca_file: str | None, cert: str | None, key: str | None) -> Secur
 
 
 def _ring(address: str, security: Security | None) -> None:
-    """Raise InputError where no scheduler answers: a client that cannot connect lives on long."""
+    """Raise InputError where no scheduler answers: a client that cannot connect waits long."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
@@ -176,7 +176,7 @@ def _ring(address: str, security: Security | None) -> None:
 
 @contextmanager
 def _quiet_client() -> Iterator[None]:
-    """Keep dask from printing the traceback of a lost connection: our error says it."""
+    """Suppress dask's traceback of a lost connection: our error reports it."""
     logger = logging.getLogger("distributed.client")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -228,7 +228,7 @@ def local_cluster(workers: int, threads: int | None) -> Iterator[Any]:
 
 @contextmanager
 def _environment_restored() -> Iterator[None]:
-    """Give the limits of threads back the values they have now, for later children."""
+    """Restore the limits of threads to their present values, for later children."""
     before = {name: os.environ.get(name) for name in _LIMITS}
     try:
         yield
@@ -241,14 +241,14 @@ def _environment_restored() -> Iterator[None]:
 
 
 def default_threads(workers: int) -> int | None:
-    """Return the threads of a run where `workers` run at once; None leaves it to the worker."""
+    """Return the threads of a run where `workers` run at once; None lets the worker decide."""
     from wflow._core.threads import available  # loads Numba
 
     return max(1, available() // workers) if workers else None
 
 
 def in_this_process(tasks: list[Task]) -> None:
-    """Compute runs one after the other, also those that workers began.
+    """Compute runs one after the other, including those that workers began.
 
     Those with a mesh are of the mean-field equation.
     """
@@ -282,7 +282,7 @@ def _resumes(task: Task) -> bool:
 
 
 def _begun_here(task: Task) -> bool:
-    """Return whether a task continues a run that was begun without workers."""
+    """Return whether a task continues a run that was started without workers."""
     return _resumes(task) and partial_of(Path(task["out"])).exists()
 
 

@@ -98,7 +98,7 @@ def by_workers(client: Any, tasks: list[Task], seconds: float) -> None:
 
 
 def finish_parts(task: Task, seconds: float) -> None:
-    """Compute what is missing of a run in parts, in this process, and join it."""
+    """Compute the missing parts of a run in this process, and join them."""
     run = _run(problem_of_task(task), task)
     bar = progress(run.problem.paths, f"{run.out.name}, paths", task["progress"])
     with closing(run), bar as advance:
@@ -119,7 +119,7 @@ def _count(ranges: list[Range]) -> int:
 
 
 def cut(run: Run, workers: int, seconds: float, later: float = 0.0) -> list[Range]:
-    """Divide the paths of a run into tasks, parts that were begun first.
+    """Divide the paths of a run into tasks; parts that were started come first.
 
     A task takes about `seconds` by an estimate. The last tasks are shorter, so that no worker waits
     long: a task is at most half of a worker's share of what is left.
@@ -155,7 +155,7 @@ def pace(problem: Problem) -> float:
 
 
 def _weight(problem: Problem) -> int:
-    """Return what a path counts in the bar of all runs."""
+    """Return the weight of a path in the bar of all runs."""
     return max(1, round(1000 * pace(problem)))
 
 
@@ -199,7 +199,7 @@ def _submitted(client: Any, run: Run, cuts: list[Range]) -> list[Any]:
 
 
 def _result(client: Any, future: Any, run: Run) -> float:
-    """Return the seconds that a task took, or what it raised."""
+    """Return the seconds that a task took, or the error that it raised."""
     from distributed import KilledWorker
     from distributed.comm import CommClosedError
 
@@ -226,7 +226,7 @@ def _lost(client: Any) -> WflowError:
 
 
 class _Call:
-    """A call of `run_part`, made where its pickle is read.
+    """Call of `run_part`, which is made where its pickle is read.
 
     To Dask a task is bytes and `pickle.loads`. A worker that cannot load wflow then fails in the
     task and says so; one that cannot read its messages would be restarted for ever.

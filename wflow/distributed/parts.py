@@ -57,7 +57,7 @@ _log = logging.getLogger("wflow")
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some paths of a run, with all that the process needs that computes them.
+    """Some paths of a run, with all that a process needs to compute them.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ def _open_part(part: Part) -> tuple[RunWriter, State | None]:
 
 
 def check_seen(files: list[Path]) -> None:
-    """Raise InputError for a file that is not there, but wait for a disk that shows it late."""
+    """Raise InputError for a missing file, after waiting for disks that show it late."""
     limit = time.monotonic() + _SIGHT_SECONDS
     while unseen := [file for file in files if not file.exists()]:
         if time.monotonic() > limit:
@@ -205,7 +205,7 @@ class Run:
             )
 
     def _find(self) -> None:
-        """Find the parts that are done, and those that can be resumed; no path twice."""
+        """Find the parts that are finished, and those that can be resumed; no path twice."""
         check_comparable(self.config)
         stored = read.manifest_config(self.out)
         if changed := differences(stored, json.loads(config_text(self.config))):
@@ -226,7 +226,7 @@ class Run:
                     kept.append((first, last))
 
     def _make_folder(self, overwrite: bool) -> None:
-        """Make an empty folder, and say in it of which run its parts will be."""
+        """Make an empty folder, and write in it to which run its parts belong."""
         disk.check_target(self.out, self.problem.layout(), overwrite)
         warn_not_comparable(self.config)
         if overwrite:
@@ -243,7 +243,7 @@ class Run:
             raise disk_error(error, "write", manifest_of(self.out)) from None
 
     def file(self, paths: Range) -> Path:
-        """Name the file of the finished part."""
+        """Return the name of the file of the finished part."""
         return self.folder / f"{paths[0]:05d}-{paths[1] - 1:05d}.h5"
 
     def part(self, paths: Range) -> Part:
@@ -267,8 +267,8 @@ class Run:
     def join(self) -> None:
         """Write the run file from its parts, and remove them.
 
-        Every variable has the bits of a run by one process. The file appears under its name when it
-        is whole; if the process is killed before that, the parts are joined again.
+        Every variable is bitwise identical to that of a run by one process. The file gets its name
+        when it is complete; if the process is killed before that, the parts are joined again.
 
         Raises
         ------
@@ -333,7 +333,7 @@ class Run:
         return BlowUpError(text, time=time, path=path, score=float("nan"))
 
     def close(self) -> None:
-        """Let other processes have the run; the parts stay, and a folder without any goes."""
+        """Release the run to other processes; keep the parts, and remove an empty folder."""
         if self.finished:
             return
         if self.folder.is_dir() and not any(".h5" in file.name for file in self.folder.iterdir()):

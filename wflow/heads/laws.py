@@ -60,7 +60,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Step:
-    """What one time step adds to the heads: drift dt + noise.
+    """Increment of the heads in one time step: drift dt + noise.
 
     Parameters
     ----------
@@ -405,7 +405,7 @@ class HeadLaw(Described):
         Raises
         ------
         InputError
-            By laws with matrices of their own; the base class accepts everything.
+            By laws with separate matrices; the base class accepts everything.
         """
 
     def to_config(self) -> dict[str, Any]:
@@ -460,7 +460,7 @@ def law_config(law: HeadLaw) -> dict[str, Any]:
 
 
 def start_of(law: HeadLaw) -> tuple[Matrices, Matrices | None] | None:
-    """What `law.initial` returns, checked: heads and value matrices (heads, d, d), or None."""
+    """Check what `law.initial` returns: heads and value matrices (heads, d, d), or None."""
     start = law.initial()
     if start is None or not LAWS.is_custom(law):
         return start
@@ -482,7 +482,7 @@ def start_of(law: HeadLaw) -> tuple[Matrices, Matrices | None] | None:
 
 
 def checked(law: HeadLaw, shape: tuple[int, ...]) -> HeadLaw:
-    """The law as a run uses it: a custom one gets D read-only, and what it returns is checked.
+    """Return the law as a run uses it: a custom one gets D read-only, and its values are checked.
 
     shape : (heads, d, d)
     """
@@ -586,12 +586,12 @@ class _Checked(HeadLaw):
 
 
 def _fitting(values: Any, shape: tuple[int, ...], kind: Any, name: str) -> Matrices:
-    """What a function of a law returned, for all paths and heads."""
+    """Check what a function of a law returned, for all paths and heads."""
     return returned(values, shape, name, kind=kind, repeats=True)
 
 
 def _sigma(law: HeadLaw, values: Any, D: Matrices, t: float) -> NDArray[np.floating]:
-    """What `diffusion` of a law returned, as sigma (paths, heads)."""
+    """Check what `diffusion` of a law returned, as sigma (paths, heads)."""
     name = f"{_named(law, 'diffusion')}(D, {t:g})"
     sigma = _fitting(values, D.shape[:2], np.float64, name)
     if np.any(sigma < 0):
@@ -1185,7 +1185,7 @@ class CompoundPoisson(HeadLaw):
         return total
 
     def _jumps(self, normals: Matrices) -> Matrices:
-        """Jumps (jumps, d, d) made of standard normal numbers."""
+        """Return jumps (jumps, d, d) made of standard normal numbers."""
         if not callable(self.size):
             return self.size * self._increment(normals)
         jumps = returned(self.size(read_only(normals)), normals.shape, "size(Z)")
@@ -1236,7 +1236,7 @@ _Law = TypeVar("_Law", bound=type[HeadLaw])
 
 
 def register(cls: _Law) -> _Law:
-    """Make a class of head laws known by its name; a decorator.
+    """Register a class of head laws under its name; a decorator.
 
     `wflow.rerun` and `wflow.verify` make such laws again from a run file: by `from_config`, from
     what `to_config` returned when the run began. The code of the class is not in the file: a law
@@ -1309,7 +1309,7 @@ def law_from_config(config: dict[str, Any]) -> HeadLaw:
 
 
 def made_again(config: Any) -> HeadLaw | None:
-    """The law of a configuration where it can be made again, None elsewhere."""
+    """Return the law of a configuration; None where it cannot be made again."""
     try:
         return law_from_config(config)
     except InputError:
@@ -1317,7 +1317,7 @@ def made_again(config: Any) -> HeadLaw | None:
 
 
 def law_of_run(config: dict[str, Any], law: HeadLaw | None = None) -> HeadLaw:
-    """The law of a run: made from its configuration, or the one given, if it is the law of the run.
+    """Return the law of a run: made from its configuration, or the given one if it matches.
 
     One whose fingerprint was made by an earlier version of wflow is taken as given, with a warning.
 

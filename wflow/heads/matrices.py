@@ -66,7 +66,7 @@ def isotropic(beta: ArrayLike, d: int) -> NDArray[np.float64]:
 
 
 def is_symmetric(D: Matrices) -> bool:
-    """Whether D = D^T to rounding, (..., d, d)."""
+    """Return whether D = D^T to rounding, (..., d, d)."""
     equal = D.swapaxes(-1, -2) == D
     if np.count_nonzero(equal) == equal.size:  # mostly; a fifth of the time
         return True

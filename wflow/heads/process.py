@@ -64,7 +64,7 @@ class HeadStep:
     def stage(
         self, node: float, row: Sequence[float], share: float = 0.0
     ) -> tuple[Matrices, Matrices | None]:
-        """Heads D + dt sum_j row[j] f_j + share mean_noise of the next stage, and their drift.
+        """Return heads D + dt sum_j row[j] f_j + share mean_noise of a stage, and their drift.
 
         The drift is that at t + node dt.
         """
@@ -75,18 +75,18 @@ class HeadStep:
         return D, self.slopes[-1]
 
     def end(self, weights: Sequence[float]) -> Matrices:
-        """Heads D + dt sum_i weights[i] f_i + noise at the end of the step."""
+        """Return the heads D + dt sum_i weights[i] f_i + noise at the end of the step."""
         D = moved(self.D, self.dt, weights, self.slopes)
         return D if self.noise is None else D + self.noise
 
     def errors(self, control: Dopri5, end: Matrices) -> Sizes:
-        """Estimated errors (paths,) of heads `end`, in units of what the tolerances allow."""
+        """Return the errors (paths,) of heads `end`, in units of what the tolerances allow."""
         weights = control.tableau.error_weights
         off = moved(np.zeros_like(self.D), self.dt, weights, self.slopes)
         return control.sizes(off, self.D, end)
 
     def bend(self) -> Matrices:
-        """Change of the drift from the first stage to the second."""
+        """Return the change of the drift from the first stage to the second."""
         return moved(np.zeros_like(self.D), 1.0, (-1.0, 1.0), self.slopes)
 
 
@@ -125,7 +125,7 @@ class HeadProcess:
         )
 
     def _held(self, D: Matrices) -> Matrices:
-        """Heads of all paths in memory: those at rest once, so nothing may write into them.
+        """Copy the heads of all paths, heads at rest only once: nothing may write into these.
 
         Others are in C order whatever the number of paths, so that sums are bitwise identical.
         """
@@ -136,11 +136,11 @@ class HeadProcess:
         return np.lib.stride_tricks.as_strided(one, D.shape, (0, *one.strides))
 
     def restore(self, D: Matrices) -> None:
-        """Take up the heads of a checkpoint."""
+        """Continue with the heads of a checkpoint."""
         self.D = self._held(D)
 
     def begin(self, step: int, t: float, dt: float, scheme: Tableau) -> HeadStep:
-        """The step from t to t + dt, at its left end.
+        """Return the step from t to t + dt, at its left end.
 
         Parameters
         ----------
@@ -187,11 +187,11 @@ class HeadProcess:
         return drift
 
     def breaks(self) -> NDArray[np.float64]:
-        """Increasing times at which adaptive steps end."""
+        """Return the increasing times at which adaptive steps end."""
         return self._checked.breaks()
 
     def within(self, t: float, dt: float) -> Drift:
-        """Drift without noise from t to t + dt: a function of D and times (paths,)."""
+        """Return the drift without noise from t to t + dt: a function of D and times (paths,)."""
         drift = self._checked.drift_within(t, dt)
 
         def at(D: Matrices, times: NDArray[np.float64]) -> Matrices | None:
@@ -205,11 +205,11 @@ class HeadProcess:
         return at
 
     def values(self, t: float) -> Callable[[float], Matrices | None]:
-        """Value matrices as the stages of a step from t see them; None where none are given."""
+        """Return the value matrices as the stages of a step from t see them; None for none."""
         return self._checked.values_within(t)
 
     def jump(self, step: int, t: float, dt: float) -> tuple[list[int], Matrices]:
-        """Make the jumps within the step from t to t + dt, right after it.
+        """Apply the jumps within the step from t to t + dt, right after it.
 
         Returns the places in the batch of the paths that jump, and the heads of all paths before.
         """
@@ -230,7 +230,7 @@ class HeadProcess:
         return list(after), before
 
     def advance(self, step: int, t: float, dt: float, scheme: Tableau) -> None:
-        """Take a whole step without tokens."""
+        """Compute a whole step without tokens."""
         move = self.begin(step, t, dt, scheme)
         for stage in range(1, scheme.stages):
             move.stage(*scheme.row(stage))
@@ -253,7 +253,7 @@ class HeadProcess:
     def _attempt(
         self, steps: AdaptiveSteps, end: float, within: Drift, drift: Matrices | None
     ) -> Matrices | None:
-        """Try one step of every path, whose drift is `drift`; the drift where they then are."""
+        """Try one step of every path, whose drift is `drift`; return the drift at its end."""
         tableau, tried = steps.control.tableau, steps.propose(end)
         before = self.D[tried.rows]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -370,7 +370,7 @@ def check_scheme(scheme: Tableau, law: HeadLaw, name: str = "") -> None:
 def initial_heads(
     heads: int | ArrayLike | QKV | None, law: HeadLaw, d: int, seed: int
 ) -> tuple[Matrices, Matrices | None, bool]:
-    """Scores and values (heads, d, d) at time 0, and whether they were drawn from the seed.
+    """Return scores and values (heads, d, d) at time 0, and whether the seed drew them.
 
     Raises
     ------
@@ -423,7 +423,7 @@ def _is_count(heads: Any) -> bool:
 
 
 def draw_heads(heads: int, d: int, seed: int) -> Matrices:
-    """Initial heads D_h(0) = Z + Z^T, (heads, d, d), of a seed."""
+    """Return the initial heads D_h(0) = Z + Z^T, (heads, d, d), of a seed."""
     z = CounterNormals(seed).draw((heads, d, d), path=0, step=0, purpose=INITIAL_HEADS)
     return z + np.swapaxes(z, -1, -2)
 
@@ -433,7 +433,7 @@ def draw_heads(heads: int, d: int, seed: int) -> Matrices:
 
 
 class HeadWalk:
-    """Heads of one path without tokens, in strides of `every` steps: those of `wflow.solve`.
+    """Heads of one path without tokens, in blocks of `every` steps: those of `wflow.solve`.
 
     Parameters
     ----------
@@ -493,7 +493,7 @@ class HeadWalk:
         return self._process.D[0].copy()
 
     def advance(self, stride: int) -> Matrices:
-        """Take the stride of that number, counted from 0; returns the heads at its end.
+        """Compute the block of steps of that number, counted from 0; return the heads at its end.
 
         Raises
         ------
@@ -512,11 +512,11 @@ class HeadWalk:
         return self.D
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything needed to continue, arrays with an axis of one path."""
+        """Return everything needed to continue, arrays with an axis of one path."""
         return {"D": self._process.D} | (self._lengths.state() if self._lengths else {})
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take up a state."""
+        """Continue from a saved state."""
         self._process.restore(state["D"])
         if self._lengths is not None:
             self._lengths.restore(state)
@@ -525,7 +525,7 @@ class HeadWalk:
 def head_path(
     law: HeadLaw, *, t_final: float, dt: float, every: int = 1, **how: Any
 ) -> Iterator[tuple[float, Matrices]]:
-    """Times from 0 to t_final and the heads (heads, d, d) then, of one path.
+    """Yield times from 0 to t_final and the heads (heads, d, d) of one path at these times.
 
     Parameters
     ----------

@@ -32,14 +32,14 @@ FLOWS = {
 }
 DIRECTIONS = {"descent": -1.0, "ascent": 1.0}
 METHODS, BACKENDS = ("auto", "exact", "fast"), ("numba", "torch")
-# Scores beyond which sums of exp times matrices may leave the range of the type: exp itself does at
-# 709 and 88, and 1e43 or 1e11 is left for the number of tokens and heads and the norms of matrices.
+# Beyond these scores, sums of exp times matrices may leave the range of the type: exp itself does
+# at 709 and 88; the margin of 1e43 or 1e11 covers the number of tokens and heads and matrix norms.
 RANGE = {np.float64: 610.0, np.float32: 62.0}
 
 
 @dataclass(frozen=True)
 class Sums:
-    """How sums over pairs are formed (`wflow.solve` documents the choices).
+    """Method by which sums over pairs are computed (`wflow.solve` documents the choices).
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Sums:
     device: str | None = None
 
     def resolved(self, n: int, d: int, causal: bool) -> "Sums":
-        """These sums for n tokens in R^d: "auto" becomes "exact" where no series could pay.
+        """Return these sums for n tokens in R^d: "auto" becomes "exact" where no series could pay.
 
         Raises
         ------
@@ -82,7 +82,7 @@ class Sums:
         if method == "fast" and causal:
             raise InputError("the fast sums have no causal mask: take method='exact'")
         if method != "exact":
-            # A tolerance that cannot be is an error for any n and d.
+            # An impossible tolerance is an error for any n and d.
             tolerance = check_tolerance(tolerance, d if method == "fast" else 2)
         if method == "auto" and (causal or d not in LARGEST_DEGREE or n < FEWEST_TOKENS):
             method = "exact"
@@ -90,11 +90,11 @@ class Sums:
 
     @property
     def have_error(self) -> bool:
-        """Whether an estimate of their error belongs to them."""
+        """Whether these sums come with an estimate of their error."""
         return self.method != "exact"
 
     def config(self) -> dict[str, Any]:
-        """What decides on the bits of a run, beyond exact sums by Numba."""
+        """Return the settings that decide the bits of a run, beyond exact sums by Numba."""
         fast = {"method": self.method, "tolerance": self.tolerance}
         torch = {"backend": self.backend, "device": self.device}
         return (fast if self.have_error else {}) | (torch if self.backend == "torch" else {})
@@ -117,7 +117,7 @@ class Kernels(NamedTuple):
     torch: str
 
     def exact(self, sums: Sums, d: int) -> Callable:
-        """The exact sums on this backend, or by the kernels that are best for this d."""
+        """Return the function for exact sums on this backend; by Numba, the fastest for this d."""
         if sums.backend == "torch":
             from wflow.kernels.torch import sums as on_device
 
@@ -159,7 +159,7 @@ def evaluate(
     symmetric: bool = False,
     sums: Sums = EXACT,
 ) -> Evaluation:
-    """Velocities and all energy terms in one pass; x (paths, n, d), D (paths, heads, d, d).
+    """Compute velocities and all energy terms in one pass; x (paths, n, d), D (paths, heads, d, d).
 
     `moved` (paths, heads, d, d) is what the heads moved in the step before, for `backward_work`.
     The shapes are taken as they are: this is the solver's inner call. `symmetric` promises
@@ -194,8 +194,8 @@ def evaluate(
 def energy_laplacian(
     x: NDArray[np.floating], D: NDArray[np.floating], sums: Sums = EXACT
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Laplacians of the energy (paths,) and the estimated relative error of the sums (paths,), zero
-    where they are exact; D symmetric.
+    """Compute Laplacians of the energy (paths,) and estimated relative errors of the sums (paths,),
+    zero where the sums are exact; D is symmetric.
     """
     D = _dense(D, D.shape, x.dtype)
     series = _by_series(x, D, sums, symmetric=False)
@@ -231,7 +231,7 @@ def head_sums(
     vectors: bool = True,
     sums: Sums = EXACT,
 ) -> HeadSums:
-    """m_h(x_i) = sum_j w_j exp(<x_i, D_h y_j>) and S_h(x_i) = sum_j w_j exp(<x_i, D_h y_j>) y_j.
+    """Compute the sums m_h and S_h of every head at every target over weighted sources.
 
     Where scores |D_h^T x_i| |y_j| may exceed 64 (24 in single precision), or the weights leave
     1e+-200 (1e+-20), the sums are scaled by exp(-shift): then the largest |w_j| exp(s_ij - shift)
@@ -289,8 +289,8 @@ def head_sums(
 def _scores(
     x: NDArray[np.floating], D: NDArray[np.floating], alone: bool, sums: Sums
 ) -> NDArray[np.floating]:
-    """D as the kernels take it: where nothing else belongs to the heads, those for many coordinates
-    take heads that all paths share (a view without steps along them) once.
+    """Return D as the kernels take it: kernels for large d receive heads that all paths share (a
+    view with stride zero) once, where the heads have no other arrays.
     """
     shared = alone and D.strides[0] == 0 and len(D) > 0
     if shared and sums.backend == "numba" and x.shape[2] >= BLOCKED_FROM:
@@ -299,7 +299,7 @@ def _scores(
 
 
 def _by_series(x: NDArray, D: NDArray, sums: Sums, symmetric: bool) -> NDArray[np.bool_]:
-    """Which paths go through the fast sums: (paths,)."""
+    """Return which paths use the fast sums, (paths,)."""
     if sums.method == "auto":
         return choose(x, D, sums.tolerance, symmetric)
     return np.full(len(x), sums.method == "fast")
@@ -308,7 +308,7 @@ def _by_series(x: NDArray, D: NDArray, sums: Sums, symmetric: bool) -> NDArray[n
 def _path_by_path(
     series: NDArray[np.bool_], exact: Callable, fast: Callable, arrays: tuple[NDArray | None, ...]
 ) -> tuple[NDArray, ...]:
-    """Results of `exact` and `fast`, each for its paths, put together by path.
+    """Compute results by `exact` and `fast`, each for its paths, and assemble them by path.
 
     Exact sums have rounding errors alone: their estimate is zero.
     """
@@ -341,7 +341,7 @@ def mark_overflow(
 
 
 def _dense_or_none(array: NDArray | None, shape: tuple[int, ...], kind: np.dtype) -> NDArray:
-    """As `_dense`; where there is none, an array of no heads: (paths, 0, ...)."""
+    """Return the array as `_dense` does, or an array of no heads (paths, 0, ...) for None."""
     if array is None:
         return np.empty((shape[0], 0, *shape[2:]), kind)
     return _dense(array, shape, kind)
@@ -350,7 +350,7 @@ def _dense_or_none(array: NDArray | None, shape: tuple[int, ...], kind: np.dtype
 def _moving(
     drift: NDArray | None, moved: NDArray | None, shape: tuple[int, ...], kind: np.dtype
 ) -> NDArray:
-    """Drifts, and after them the last moves of the heads, as `headsums.Heads` has them."""
+    """Return the drifts, followed by the last moves of the heads, as in `headsums.Heads`."""
     if moved is None:
         return _dense_or_none(drift, shape, kind)
     both = (np.zeros(shape, kind) if drift is None else drift, moved)
@@ -358,7 +358,7 @@ def _moving(
 
 
 def _dense(array: NDArray, shape: tuple[int, ...], kind: np.dtype) -> NDArray:
-    """`array` broadcast to `shape`, contiguous and writable: one type for the compiled code."""
+    """Return `array` broadcast, contiguous and writable: one type for the compiled code."""
     flags = array.flags
     if array.shape != shape or not flags.writeable:
         array = np.array(np.broadcast_to(array, shape), kind)

@@ -87,7 +87,7 @@ def as_flow(value: Any) -> Flow:
 
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """Type of sums: float32 for half precision, else the type itself."""
+    """Return the type of sums: float32 for half precision, else the type itself."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -111,7 +111,7 @@ def hidden_states(value: Any) -> Tensor:
 
 
 def wide(x: Tensor) -> Tensor:
-    """A tensor without its graph in double precision; single on devices that have no double."""
+    """Detach a tensor in double precision; single on devices that have no double."""
     return x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
@@ -138,7 +138,7 @@ def output_of(value: Any) -> Tensor:
 
 @contextmanager
 def kept_modes(model: Any) -> Iterator[None]:
-    """Give every module in a network back the mode it had, a frozen part in evaluation too.
+    """Restore the mode of every module at the end of the block, also of frozen parts.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def kept_modes(model: Any) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode for a while; parameters and modes as for `kept_modes`."""
+    """Set evaluation mode in the block; parameters and modes as for `kept_modes`."""
     with kept_modes(model):
         if isinstance(model, nn.Module):
             model.eval()
@@ -249,7 +249,7 @@ class Attention(nn.Module):
         self.out: nn.Module = nn.Linear(inner, self.width, bias=bias) if project else nn.Identity()
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """Let tokens see each other.
+        """Apply attention to hidden states.
 
         Parameters
         ----------
@@ -643,13 +643,13 @@ class TokenEmbedding(nn.Module):
 
 
 def layer_norm(width: int, norm: bool = True, bias: bool = True) -> nn.Module:
-    """The layer norm over the width, or nothing where `norm` is False."""
+    """Return the layer norm over the width, or nothing where `norm` is False."""
     width, norm, bias = whole(width, "width"), switch(norm, "norm"), switch(bias, "bias")
     return nn.LayerNorm(width, bias=bias) if norm else nn.Identity()
 
 
 def share(width: int, heads: int) -> int:
-    """Width of a head, width / heads; InputError where that is no whole number."""
+    """Return the width of a head, width / heads, which must be a whole number."""
     width, heads = whole(width, "width"), whole(heads, "heads")
     if width % heads:
         raise InputError(
@@ -670,7 +670,7 @@ _LARGE = 2.0**40  # products of larger states may be infinite
 
 
 def present(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Hidden states of which those that are not there are finite: others reach the result as NaN.
+    """Make hidden states of absent tokens finite: others would spread to the result as NaN.
 
     Attention gives them the weight 0, and 0 * NaN is NaN, in the result and in the gradient of the
     weights. Numbers below 2^40 stay, for pooling may read them ("max with padding").
@@ -753,7 +753,7 @@ def check_tokens(
 
 
 def beyond(tokens: Tensor, vocabulary: int) -> int | None:
-    """A token id outside of 0 .. vocabulary - 1, or None if there is none."""
+    """Return a token id outside of 0 .. vocabulary - 1, or None if there is none."""
     least, most = (int(end) for end in tokens.to(torch.int64).aminmax())
     if least < 0:
         return least
@@ -761,7 +761,7 @@ def beyond(tokens: Tensor, vocabulary: int) -> int | None:
 
 
 def _visible(mask: Tensor, causal: bool) -> Tensor:
-    """Tokens (last dimension) that each token attends to: bool (batch, 1, 1 or tokens, tokens).
+    """Return the tokens that each token attends to: (batch, 1, 1 or tokens, tokens).
 
     A softmax over nothing would be NaN, and its gradient would reach every weight: in a text
     without tokens each sees all, and of those before it each token sees itself at least.

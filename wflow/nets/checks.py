@@ -87,12 +87,12 @@ def _named(name: str) -> str:
 
 
 def dense(value: Tensor) -> bool:
-    """Whether a tensor has one number for each index: no sparse, nested or quantised one has."""
+    """Return whether a tensor has one number for each index: not sparse, nested or quantised."""
     return not value.is_nested and value.layout == torch.strided and not value.is_quantized
 
 
 def autocast(x: Tensor) -> bool:
-    """Whether autocast is on where a tensor is."""
+    """Return whether autocast is on for the device of a tensor."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 

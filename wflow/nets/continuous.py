@@ -193,7 +193,7 @@ class ContinuousTransformer(nn.Module):
         return self.t_final / self.steps
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Flow:
-        """Take hidden states from t = 0 to T.
+        """Integrate hidden states from t = 0 to T.
 
         Parameters
         ----------
@@ -227,7 +227,7 @@ class ContinuousTransformer(nn.Module):
         return Flow(x, self._costs(squares, size).sum())
 
     def trajectory(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Trajectory:
-        """Trajectory of hidden states from 0 to T.
+        """Return the trajectory of hidden states from 0 to T.
 
         Parameters
         ----------
@@ -257,7 +257,7 @@ class ContinuousTransformer(nn.Module):
         )
 
     def velocity_of(self, x: Tensor, **context: Any) -> Tensor:
-        """Velocity f(x) of hidden states.
+        """Return the velocity f(x) of hidden states.
 
         Parameters
         ----------
@@ -287,7 +287,7 @@ class ContinuousTransformer(nn.Module):
         )
 
     def _velocity(self, x: Tensor, context: dict[str, Any]) -> Tensor:
-        """Velocity of states that are real: `forward` checks the first, and each makes the next."""
+        """Compute the velocity of valid states: `forward` checks the first, each makes the next."""
         image = hidden_states(self.blocks(x, **context))
         if not image.is_floating_point():
             tensor(image, "what the blocks return", "real", meta=True)
@@ -303,7 +303,7 @@ class ContinuousTransformer(nn.Module):
         return self._advance(x, self._velocity(x, context), size, context)
 
     def _advance(self, x: Tensor, first: Tensor, size: "_Size", context: dict[str, Any]) -> _Step:
-        """One step from x, where the velocity is `first`: next state, |k_i|^2 of each stage."""
+        """Compute one step from x with velocity `first`: next state, |k_i|^2 of each stage."""
         tableau, dt = SCHEMES[self.scheme], self.dt
         slopes = [first]
         for row in tableau.matrix[1:]:
@@ -311,7 +311,7 @@ class ContinuousTransformer(nn.Module):
         return _combined(x, dt, tableau.weights, slopes), [size.squared(k) for k in slopes]
 
     def _costs(self, squares: list[list[Tensor]], size: "_Size") -> Tensor:
-        """What each step adds to the cost, (M,): (dt/2) sum_i weights[i] |k_i|^2, scaled.
+        """Return the cost of each step (M,): (dt/2) sum_i weights[i] |k_i|^2, scaled.
 
         All steps at once: their numbers one by one would take as long as a small block.
         """
@@ -427,7 +427,7 @@ class NodeTransformer(nn.Module):
             system.t_final = value
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Flow:
-        """Take hidden states through all systems.
+        """Integrate hidden states through all systems.
 
         Parameters
         ----------
@@ -451,7 +451,7 @@ class NodeTransformer(nn.Module):
         return Flow(x, total)
 
     def trajectory(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Trajectory:
-        """Trajectory through all systems; times continue from one to the next, up to D T.
+        """Return the trajectory through all systems, with continuous times up to D T.
 
         Parameters
         ----------
@@ -494,7 +494,7 @@ class _Size(NamedTuple):
     root: Tensor | None  # square roots of weights, to be broadcast against f
 
     def squared(self, velocity: Tensor) -> Tensor:
-        """|root * f|^2, in single precision at least."""
+        """Return |root * f|^2, in single precision at least."""
         if self.root is not None:
             velocity = velocity * self.root
         wide = at_least_single(velocity.dtype)
@@ -507,14 +507,14 @@ class _Size(NamedTuple):
 
 
 def unrounded(x: Tensor) -> Tensor:
-    """Hidden states in single precision at least under autocast: sums of steps need the digits."""
+    """Return hidden states in single precision at least under autocast, for sums of steps."""
     if autocast(x):
         x = x.to(at_least_single(x.dtype))
     return x
 
 
 def _combined(x: Tensor, dt: float, weights: Iterable[float], slopes: list[Tensor]) -> Tensor:
-    """x + dt sum_i weights[i] slopes[i]."""
+    """Return x + dt sum_i weights[i] slopes[i]."""
     for weight, slope in zip(weights, slopes, strict=True):
         if weight:
             x = torch.add(x, slope, alpha=dt * weight)
@@ -544,7 +544,7 @@ def _each(blocks: nn.Module | Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def _one_module(blocks: nn.Module | Iterable[nn.Module]) -> nn.Module:
-    """The blocks as one module that passes its context to each."""
+    """Return the blocks as one module that passes its context to each."""
     if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.Sequential | nn.ModuleList):
         return blocks
     parts = _each(blocks)

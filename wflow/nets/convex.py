@@ -56,7 +56,7 @@ def by_newton(
     *,
     singular: bool = False,
 ) -> Tensor:
-    """Newton's method with halved steps until no sample's gradient gets smaller any more.
+    """Apply Newton's method with halved steps until no sample's gradient decreases any more.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def _newton_step(hessian: Tensor, slope: Tensor, singular: bool) -> Tensor:
 def _damping(
     value: Callable[[Tensor], Tensor], now: Tensor, x: Tensor, step: Tensor, slope: Tensor
 ) -> Tensor:
-    """Largest 2^-k per sample that lowers the value `now` at x enough, (batch, 1)."""
+    """Return the largest 2^-k per sample that lowers the value `now` at x enough, (batch, 1)."""
     promised = (slope * step).sum(-1)
     share = torch.ones_like(now)
     # What rounding leaves of the value; at the optimum full steps are taken.
@@ -222,7 +222,7 @@ class ConvexProblem:
         return operator_norm(self.output)
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
-        """Loss G(X, y) of every sample.
+        """Return the loss G(X, y) of every sample.
 
         Parameters
         ----------
@@ -239,14 +239,14 @@ class ConvexProblem:
         return self._value(self._states(x), self._targets(x, y))
 
     def _value(self, x: Tensor, y: Tensor) -> Tensor:
-        """The same of what is checked, which a derivative of it may be taken of."""
+        """Return the loss of checked states and targets, as a differentiable tensor."""
         logits = x @ self.output.T  # (..., c)
         if self.loss == "squared":
             return (logits - y).square().sum(-1) / 2
         return -(y * functional.log_softmax(logits, -1)).sum(-1)
 
     def prediction(self, x: Tensor) -> Tensor:
-        """Model output of states: A X, or softmax(A X).
+        """Return the model output of states: A X, or softmax(A X).
 
         Parameters
         ----------
@@ -265,7 +265,7 @@ class ConvexProblem:
         return logits if self.loss == "squared" else torch.softmax(logits, -1)
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        """Gradient A^T (prediction - y) of the loss, for y of sum one [1]_.
+        """Return the gradient A^T (prediction - y) of the loss, for y of sum one [1]_.
 
         Parameters
         ----------
@@ -290,7 +290,7 @@ class ConvexProblem:
         return (self._prediction(x) - y) @ self.output
 
     def terminal_state(self, x0: Tensor, y: Tensor) -> Tensor:
-        """The states X(T) of the optimum, to rounding.
+        """Return the states X(T) of the optimum, to rounding.
 
         Parameters
         ----------
@@ -332,7 +332,7 @@ class ConvexProblem:
         return by_newton(value, gradient, hessian, x0)
 
     def velocities(self, x0: Tensor, y: Tensor) -> Tensor:
-        """The velocities of the optimum, all equal to -(1/lambda) grad G(X(T), y) [1]_.
+        """Return the velocities of the optimum, all equal to -(1/lambda) grad G(X(T), y) [1]_.
 
         Parameters
         ----------
@@ -361,7 +361,7 @@ class ConvexProblem:
         return velocity.expand(self.steps, *x0.shape).clone()
 
     def objective(self, velocities: Tensor, x0: Tensor, y: Tensor) -> Tensor:
-        """Loss and weighted transport cost of every sample.
+        """Return loss and weighted transport cost of every sample.
 
         Parameters
         ----------
@@ -449,7 +449,7 @@ class ConvexProblem:
         return velocities
 
     def trajectory(self, x0: Tensor, velocities: Tensor) -> Trajectory:
-        """Trajectory of given velocities, for `wflow.nets.diagnostics`.
+        """Return the trajectory of given velocities, for `wflow.nets.diagnostics`.
 
         Parameters
         ----------
@@ -511,11 +511,11 @@ class ConvexProblem:
         )
 
     def _by_newton(self, x0: Tensor, y: Tensor, begin: Tensor) -> Tensor:
-        """Newton's method over the (M d) velocities of each sample, derivatives by torch."""
+        """Apply Newton's method to the (M d) velocities of each sample, derivatives by torch."""
         steps, batch, d = begin.shape
 
         def one(f: Tensor, x: Tensor, target: Tensor) -> Tensor:
-            """Objective of one sample, f (M d)."""
+            """Return the objective of one sample, f (M d)."""
             parts = f.reshape(steps, d)
             reached = x + self.dt * parts.sum(0)
             cost = self.dt / 2 * parts.square().sum()
@@ -534,7 +534,7 @@ class ConvexProblem:
         return optimum.reshape(batch, steps, d).transpose(0, 1).contiguous()
 
     def _curvature(self, x: Tensor) -> Tensor:
-        """Hessian of G: A^T A, or A^T (diag p - p p^T) A; (batch, d, d)."""
+        """Return the Hessian of G: A^T A, or A^T (diag p - p p^T) A; (batch, d, d)."""
         if self.loss == "squared":
             return (self.output.T @ self.output).expand(len(x), -1, -1)
         p = self._prediction(x)  # (batch, c)
@@ -543,7 +543,7 @@ class ConvexProblem:
         return weighted - mean[:, :, None] * mean[:, None, :]
 
     def _cost(self, velocities: Tensor) -> Tensor:
-        """(dt/2) |f_m|^2 of every step and sample, (M, batch)."""
+        """Return (dt/2) |f_m|^2 of every step and sample, (M, batch)."""
         return self.dt / 2 * velocities.square().sum(-1)
 
     def _start(self, start: Tensor | int, x0: Tensor) -> Tensor:
@@ -563,7 +563,7 @@ class ConvexProblem:
         return velocities.double()
 
     def _states(self, x: Tensor) -> Tensor:
-        """States (..., d) in double precision."""
+        """Return states (..., d) in double precision."""
         tensor(x, "the states", "number")
         d = self.output.shape[1]
         if not x.ndim or x.shape[-1] != d:
@@ -571,7 +571,7 @@ class ConvexProblem:
         return x.double()
 
     def _targets(self, x: Tensor, y: Tensor) -> Tensor:
-        """Targets (..., c) of states x (..., d) in double precision."""
+        """Return targets (..., c) of states x (..., d) in double precision."""
         tensor(y, "y", "number")
         expected = (*x.shape[:-1], len(self.output))
         if y.shape != expected:

@@ -32,7 +32,7 @@ Velocity = Literal["block", "residual"]
 
 
 def as_tableau(scheme: Any) -> Tableau:
-    """The tableau of a scheme: its name, a `wflow.Tableau`, or the configuration of one.
+    """Return the tableau of a scheme: its name, a `wflow.Tableau`, or the configuration of one.
 
     Raises
     ------
@@ -75,7 +75,7 @@ class Step(NamedTuple):
 
     @property
     def modules(self) -> list[nn.Module]:
-        """What has the weights of the step."""
+        """Modules that hold the weights of the step."""
         return [self.layer] if self.weighs is None else [self.layer, self.weighs]
 
     @property
@@ -120,18 +120,18 @@ class Plan:
         return list({id(p): p for step in self.steps for p in step.control}.values())
 
     def direct(self, step: int) -> bool:
-        """Whether a step of Euler's scheme needs the image of its layer alone, no velocity."""
+        """Return whether a step of Euler's scheme needs only the image of its layer."""
         now = self.steps[step]
         plain = now.cost is None and not self.lengths.requires_grad
         return plain and now.image is not None and self.tableau.stages == 1
 
     def evaluated(self, step: int) -> Callable[[Tensor, Any], Tensor]:
-        """What a step evaluates: the velocity, or the image where the step is direct."""
+        """Return the function that a step evaluates: velocity, or image of a direct step."""
         now = self.steps[step]
         return now.image if self.direct(step) and now.image is not None else now.velocity
 
     def starts(self, lengths: Tensor) -> Tensor:
-        """Times at which the steps begin: (N,)."""
+        """Return the times at which the steps begin: (N,)."""
         return lengths.cumsum(0) - lengths
 
     def advance(
@@ -142,7 +142,7 @@ class Plan:
         h: Any,
         evaluate: Callable[[int, Tensor, Any], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Take a step.
+        """Compute a step.
 
         Parameters
         ----------
@@ -193,7 +193,7 @@ class Plan:
         return combined(x, h, tableau.weights, slopes), total
 
     def run(self, x: Tensor, lengths: Tensor) -> Flow:
-        """Take all steps, for automatic differentiation.
+        """Compute all steps, for automatic differentiation.
 
         Parameters
         ----------
@@ -215,7 +215,7 @@ class Plan:
         return Flow(x, total)
 
     def moments(self, lengths: Tensor) -> tuple[list[Any], list[Any]]:
-        """Beginnings and lengths of the steps: numbers, tensors where they are trained."""
+        """Return starts and lengths of the steps: numbers, or tensors where they are trained."""
         starts = self.starts(lengths)
         if lengths.requires_grad and torch.is_grad_enabled():
             return list(starts.unbind()), list(lengths.unbind())
@@ -223,7 +223,7 @@ class Plan:
 
 
 def combined(x: Tensor, h: Any, weights: Iterable[float], slopes: list[Tensor | None]) -> Tensor:
-    """x + h sum_i weights[i] slopes[i]."""
+    """Return x + h sum_i weights[i] slopes[i]."""
     for weight, slope in zip(weights, slopes, strict=True):
         if not weight or slope is None:
             continue
@@ -235,7 +235,7 @@ def combined(x: Tensor, h: Any, weights: Iterable[float], slopes: list[Tensor | 
 
 
 def shape_error(x: Tensor, image: Tensor, step: int) -> InputError:
-    """The error for dynamics that change the shape."""
+    """Return the error for dynamics that change the shape."""
     return InputError(
         f"the dynamics of layer {step} turned states {tuple(x.shape)} into {tuple(image.shape)}: "
         "expected the same shape, for a control problem moves in one space; put what changes the "
@@ -386,7 +386,7 @@ class Dynamics(nn.Module):
         return torch.full((self._steps,), self.t_final / self._steps, dtype=torch.float64)
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Flow:
-        """Take states from t = 0 to T.
+        """Integrate states from t = 0 to T.
 
         Parameters
         ----------
@@ -411,7 +411,7 @@ class Dynamics(nn.Module):
         return plan.run(present(x, valid), self.lengths)
 
     def plan(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Plan:
-        """The steps for given states.
+        """Return the steps for given states.
 
         Parameters
         ----------
@@ -469,7 +469,7 @@ class Dynamics(nn.Module):
 def velocity_of(
     layer: nn.Module, residual: bool, timed: bool, context: Mapping[str, Any], x: Tensor, t: Any
 ) -> Tensor:
-    """f(x, u, t) of a layer: what it returns, or that minus x."""
+    """Return f(x, u, t) of a layer: its output, or the output minus x."""
     given = (x, t) if timed else (x,)
     image = hidden_states(layer(*given, **context))
     if residual and image.shape == x.shape:
@@ -486,7 +486,7 @@ def _running_cost(
     x: Tensor,
     f: Tensor,
 ) -> Tensor:
-    """L(x, u): one number, in single precision at least."""
+    """Return L(x, u), one number, in single precision at least."""
     total: Tensor | None = None
     if transport:
         moved = f if valid is None else f.masked_fill(~valid, 0)

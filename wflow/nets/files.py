@@ -29,7 +29,7 @@ class Kind(NamedTuple):
 
 
 def marked(start: bytes, mark: bytes) -> Callable[[Path], bool]:
-    """Make the test of a file that begins with `start` and has a mark soon behind it."""
+    """Return a test for files that begin with `start` and have a mark soon after it."""
 
     def ours(path: Path) -> bool:
         with opened(path, "a file written by wflow") as file:

@@ -199,7 +199,7 @@ def scores(
 
 
 def bleu(predictions: Iterable[str], *references: Iterable[str], words: Words = "moses") -> float:
-    r"""BLEU-4 of a corpus in per cent, by sacrebleu [1]_.
+    r"""Return BLEU-4 of a corpus in per cent, by sacrebleu [1]_.
 
     Parameters
     ----------
@@ -322,13 +322,13 @@ _ALONE = re.compile(
 
 
 class _Words:
-    """Tokenizer of rouge-score for texts in any script; of ASCII the words are its own."""
+    """Tokenizer of rouge-score for texts in any script; it keeps the words of ASCII texts."""
 
     def __init__(self) -> None:
         self._plain = _library("rouge_score.tokenizers").DefaultTokenizer(use_stemmer=True)
 
     def tokenize(self, text: str) -> list[str]:
-        """Words of a text, stemmed where they are ASCII."""
+        """Return the words of a text, stemmed where they are ASCII."""
         if text.isascii():
             return self._plain.tokenize(text)  # type: ignore[no-any-return]
         found: list[str] = []
@@ -338,7 +338,7 @@ class _Words:
 
 
 def _words(text: str) -> list[str]:
-    """Runs of letters, digits and their marks; characters of scripts without spaces, one by one."""
+    """Return runs of letters, digits and marks; characters of scripts without spaces singly."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     found, word, single = [], "", False
     for character in folded:
@@ -358,7 +358,7 @@ def _words(text: str) -> list[str]:
 
 
 def _rouge(library: Any, pairs: list[tuple[str, str]]) -> dict[str, float]:
-    """ROUGE in per cent, means over pairs of a prediction and its reference."""
+    """Return ROUGE in per cent, means over pairs of a prediction and its reference."""
     names, words = ("rouge1", "rouge2", "rougeL"), _Words()
     scorer = library.RougeScorer(names, use_stemmer=True, tokenizer=words)
     totals, wordless = dict.fromkeys(names, 0.0), 0
@@ -399,7 +399,7 @@ class _Encoder:
     def score(
         self, predictions: list[str], references: list[str], place: torch.device
     ) -> tuple[float, float, float]:
-        """Precision, recall and F-measure in per cent, means over texts."""
+        """Return precision, recall and F-measure in per cent, means over texts."""
         self.model.to(place)
         weights: defaultdict[int | None, float] = defaultdict(lambda: 1.0)
         weights[self.tokenizer.sep_token_id] = weights[self.tokenizer.cls_token_id] = 0.0
@@ -445,7 +445,7 @@ def check_encoder(encoder: str | os.PathLike[str]) -> None:
 
 
 def _described(name: str) -> tuple[Any, Any]:
-    """Configuration, with the layers that are used, and tokenizer of an encoder."""
+    """Return configuration, with the layers that are used, and tokenizer of an encoder."""
     known = _library("bert_score.utils").model2layers
 
     def read(library: Any) -> tuple[Any, Any]:
@@ -472,7 +472,7 @@ def _described(name: str) -> tuple[Any, Any]:
 
 
 def _loading(name: str, read: Callable[[Any], Any]) -> Any:
-    """What is read of an encoder by transformers, or an error that says what was expected."""
+    """Read a part of an encoder by transformers; errors say what was expected."""
     transformers = _library("transformers")
     check_torch()
     try:
@@ -493,7 +493,7 @@ def _loading(name: str, read: Callable[[Any], Any]) -> Any:
 
 
 class Perplexities(NamedTuple):
-    """Two numbers that are called perplexity.
+    """The two numbers that are called perplexity.
 
     Parameters
     ----------
@@ -514,7 +514,7 @@ class Perplexities(NamedTuple):
 
 
 def perplexities(losses: Tensor | Iterable[Tensor]) -> Perplexities:
-    r"""Both perplexities of a language model, from its losses of each token.
+    r"""Return both perplexities of a language model, from its losses of each token.
 
     Parameters
     ----------
@@ -620,7 +620,7 @@ def losses(model: nn.Module, windows: Windows) -> list[Tensor]:
 
 
 def teacher_forced(model: nn.Module, windows: Windows) -> TextPairs:
-    r"""Likeliest next tokens after the true ones, and the true next tokens [1]_.
+    r"""Return the likeliest next tokens after the true ones, and the true next tokens [1]_.
 
     Parameters
     ----------
@@ -673,7 +673,7 @@ def teacher_forced(model: nn.Module, windows: Windows) -> TextPairs:
 def passages(
     tokens: Tensor, *, beginning: int, continuation: int, most: int = 100
 ) -> tuple[Tensor, Tensor]:
-    """Take passages of a text that do not overlap, evenly spread: beginnings and continuations.
+    """Select passages of a text that do not overlap, evenly spread: beginnings, continuations.
 
     Parameters
     ----------
@@ -793,7 +793,7 @@ def generated(
 
 
 def _batches(model: nn.Module, windows: Windows) -> Iterator[tuple[Tensor, Tensor, torch.device]]:
-    """Checked inputs and targets of each batch, and the device of the model."""
+    """Yield checked inputs and targets of each batch, and the device of the model."""
     module(model, "model")
     try:
         batches = iter(windows)
@@ -819,7 +819,7 @@ def _batches(model: nn.Module, windows: Windows) -> Iterator[tuple[Tensor, Tenso
 
 
 def _check_takes(model: nn.Module, *given: Tensor) -> None:
-    """InputError where the network takes another number of arguments."""
+    """Raise InputError where the network takes another number of arguments."""
     try:
         inspect.signature(model.forward).bind(*given)
     except TypeError as error:
@@ -827,7 +827,7 @@ def _check_takes(model: nn.Module, *given: Tensor) -> None:
 
 
 def _place(model: nn.Module) -> torch.device:
-    """The device of a model."""
+    """Return the device of a model."""
     return next((weight.device for weight in model.parameters()), torch.device("cpu"))
 
 

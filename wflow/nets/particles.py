@@ -158,7 +158,7 @@ class TrainedHeads(Schedule):
         return self._values
 
     def with_heads(self, scores: Array, values: Array) -> "TrainedHeads":
-        """Make the same schedule with other matrices.
+        """Return the same schedule with other matrices.
 
         Parameters
         ----------
@@ -211,7 +211,7 @@ class TrainedHeads(Schedule):
 
 
 class Order(NamedTuple):
-    """Which block acts when, in the time of the network."""
+    """Order of the blocks in the time of the network."""
 
     blocks: tuple[int, ...]  # of each interval
     duration: float  # of an interval
@@ -219,7 +219,7 @@ class Order(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """One attention layer on the sphere, for an input of norm one to the attention."""
+    """Attention layer on the sphere, for an input of norm one to the attention."""
 
     query: Array  # (H, k, d)
     key: Array  # (H, k, d), with 1/sqrt(k)
@@ -231,7 +231,7 @@ class Folded(NamedTuple):
 
 
 def body_of(network: nn.Module) -> nn.Module:
-    """The part of a network that moves hidden states; a body is returned itself."""
+    """Return the part of a network that moves hidden states; for a body, the body itself."""
     return module(getattr(module(network, "network"), "body", network), "the body of the network")
 
 
@@ -286,7 +286,7 @@ def _collect(module: nn.Module, blocks: list[Block]) -> bool:
 
 
 def order_of(network: nn.Module) -> Order:
-    """Which block acts when: discrete, [0, D) with D blocks; continuous, M times through them all;
+    """Return the order of the blocks: discrete, [0, D); continuous, M times through all D blocks;
     N-ODE, block after block."""
     body, count = body_of(network), len(blocks_of(network))
     if isinstance(body, ContinuousTransformer):
@@ -298,7 +298,7 @@ def order_of(network: nn.Module) -> Order:
 
 
 def fold(block: Block) -> Folded:
-    """The matrices of an attention layer with the gain of its layer norm in them.
+    """Return the matrices of an attention layer with the gain of its layer norm in them.
 
     A layer norm takes x to sqrt(d) g * C x / |C x| + b, C = I - 1 1^T/d (up to its eps): the
     factor is left to the caller, g and C go into the matrices, b and the biases are kept apart.
@@ -342,7 +342,7 @@ def fold(block: Block) -> Folded:
 
 
 def fold_all(blocks: Sequence[Block]) -> list[Folded]:
-    """All layers of a network, which must be alike in shape, norm and mask."""
+    """Fold all layers of a network, which must be alike in shape, norm and mask."""
     folded = [fold(block) for block in blocks]
     for place, (block, layer) in enumerate(zip(blocks, folded, strict=True)):
         if layer.norm != folded[0].norm or layer.query.shape != folded[0].query.shape:
@@ -356,7 +356,7 @@ def fold_all(blocks: Sequence[Block]) -> list[Folded]:
 
 
 def sizes(layer: Folded, radius: NDArray) -> tuple[Array, Array]:
-    """Norms a of what the attention is given, for tokens of norm r, and a / r for the values.
+    """Return norms a of the input of the attention, for tokens of norm r, and a / r for values.
 
     With a layer norm a = r / sqrt(r^2 / d + eps), about sqrt(d); without one, a = r.
     """
@@ -366,7 +366,7 @@ def sizes(layer: Folded, radius: NDArray) -> tuple[Array, Array]:
 
 
 def radii_given(radius: ArrayLike, intervals: int) -> Array:
-    """Norms of the tokens in each interval, (intervals,)."""
+    """Return the norms of the tokens in each interval, (intervals,)."""
     given = reals(radius, "radius")
     if given.shape not in ((), (intervals,)) or (given <= 0).any():
         raise InputError(
@@ -377,7 +377,7 @@ def radii_given(radius: ArrayLike, intervals: int) -> Array:
 
 
 def rotations(count: int, d: int, centred: bool, seed: int) -> Array:
-    """Random orthogonal matrices (count, d, d), uniform; `centred` ones keep (1, .., 1) fixed."""
+    """Return random orthogonal matrices (count, d, d); `centred` ones keep (1, .., 1) fixed."""
     rng = np.random.Generator(np.random.Philox(whole(seed, "seed", 0)))
     inner = d - 1 if centred else d
     q, r = np.linalg.qr(rng.standard_normal((count, inner, inner)))
@@ -451,7 +451,7 @@ class Motion(NamedTuple):
 
 
 def tokens_of(network: nn.Module, inputs: Tensor) -> NDArray[np.float64]:
-    """Token embeddings of inputs as a cloud on the sphere: their directions.
+    """Return the token embeddings of inputs as a cloud on the sphere: their directions.
 
     A token x is at C x over its norm. C takes the mean over the entries away where the blocks have
     layer norms, as these do.
@@ -491,7 +491,7 @@ def tokens_of(network: nn.Module, inputs: Tensor) -> NDArray[np.float64]:
 
 
 def clouds_of(network: nn.Module, inputs: Tensor) -> Clouds:
-    """Hidden states of a network on the sphere, at the ends of its blocks or steps.
+    """Return the hidden states of a network on the sphere, at the ends of its blocks or steps.
 
     Parameters
     ----------
@@ -591,7 +591,7 @@ def motion_of(network: nn.Module, inputs: Tensor) -> Motion:
 
 
 def _hidden_states(network: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[str, Any]]:
-    """What the body of a network is given: hidden states, and the context beside them."""
+    """Return the input of the body of a network: hidden states, and the context beside them."""
     body = body_of(network)
     hidden, context = inputs, dict[str, Any]()
     if body is not network:
@@ -625,7 +625,7 @@ def _hidden_states(network: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[str
 
 
 def _directions(network: nn.Module, hidden: Tensor) -> tuple[NDArray[np.float64], float]:
-    """Unit tokens (samples, n, d) of hidden states, and their mean norm."""
+    """Return unit tokens (samples, n, d) of hidden states, and their mean norm."""
     x = wide(hidden).cpu().numpy().astype(np.float64)
     if isinstance(blocks_of(network)[0].norm_attention, nn.LayerNorm):
         x = x - x.mean(axis=-1, keepdims=True)
@@ -672,7 +672,7 @@ class Dropped(NamedTuple):
 
 
 class Tied(NamedTuple):
-    """How far heads are from those of a gradient flow.
+    """Distance of heads from those of a gradient flow.
 
     Parameters
     ----------
@@ -703,7 +703,7 @@ def head_law(
     radius: ArrayLike = 1.0,
     passes: int = 1,
 ) -> TrainedHeads:
-    r"""Attention layers of a network as a head law, layer by layer [1]_ [2]_.
+    r"""Return the attention layers of a network as a head law, layer by layer [1]_ [2]_.
 
     With a the norm of what the attention is given (sqrt(d), up to the eps of the layer norm; r
     without one), r = `radius`, G = diag(g) C (G = C = I without a layer norm) and H heads, the head
@@ -798,7 +798,7 @@ def problem(
     radius: ArrayLike | None = None,
     passes: int = 1,
 ) -> dict[str, Any]:
-    """Make the arguments of `wflow.solve` for tokens of inputs under the heads of a network.
+    """Return the arguments of `wflow.solve` for tokens of inputs under the heads of a network.
 
     Parameters
     ----------
@@ -868,7 +868,7 @@ def problem(
 
 
 def velocity(law: TrainedHeads, x: ArrayLike, t: float = 0.0) -> NDArray[np.floating]:
-    """Velocity that a law gives to unit tokens at one time, as `wflow.solve` forms it.
+    """Return the velocity that a law gives to unit tokens at one time, as in `wflow.solve`.
 
     Parameters
     ----------
@@ -960,7 +960,7 @@ def dropped(network: nn.Module, *, radius: float = 1.0) -> Dropped:
 
 
 def randomised(law: TrainedHeads, seed: int = 0) -> TrainedHeads:
-    """Random heads with the singular values of the given ones, as a control without training.
+    """Return random heads with the singular values of given ones, as a control without training.
 
     D' = U_1 D U_2^T and V' = U_3 V U_4^T with rotations U drawn uniformly for every head and
     layer, that keep the mean over the entries where the law does. Ranks and all unitarily
@@ -1050,7 +1050,7 @@ def tied(law: TrainedHeads) -> Tied:
 
 
 def _checked(law: Any) -> TrainedHeads:
-    """A law of `head_law`; InputError for anything else."""
+    """Check that an argument is a law of `head_law`."""
     if not isinstance(law, TrainedHeads):
         raise InputError(f"law is {type(law).__name__}: expected what head_law returns")
     return law

@@ -185,7 +185,7 @@ def _read(folder: Path, cls: type[N]) -> N:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Configuration in a folder: of `save_pretrained`, or of another program.
+    """Read the configuration in a folder: of `save_pretrained`, or of another program.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
-    """Tensors of a safetensors file by name.
+    """Read the tensors of a safetensors file by name.
 
     Parameters
     ----------
@@ -231,5 +231,5 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
 
 
 def _fresh(folder: Path, sha256: str) -> Path:
-    """Name of the weights with that digest until they replace the old ones."""
+    """Return a name for the weights with that digest until they replace the old ones."""
     return folder / f"{WEIGHTS}.{sha256[:16]}.new"

@@ -96,7 +96,7 @@ def register(cls: type[N]) -> type[N]:
 
 
 def config(network: nn.Module) -> dict[str, Any]:
-    """The configuration of a network, for JSON.
+    """Return the configuration of a network, for JSON.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def filled(path: Path, config: Any, state: Mapping[str, Any], kind: type[N]) -> 
 
 
 def shared(network: nn.Module) -> dict[str, str]:
-    """Names of parameters and buffers, each with the first name of the same tensor."""
+    """Return names of parameters and buffers, each with the first name of the same tensor."""
     return {name: first for name, (_, first) in _shapes(network).items()}
 
 
@@ -253,12 +253,12 @@ def check_weights(
 
 
 def described(model: nn.Module) -> str:
-    """The printed form of a network, without addresses in memory."""
+    """Return the printed form of a network, without addresses in memory."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(model))
 
 
 def first_difference(before: str, now: str) -> tuple[str, str] | None:
-    """The first lines in which two printed networks differ, or None."""
+    """Return the first lines in which two printed networks differ, or None."""
     pairs = zip_longest(before.splitlines(), now.splitlines(), fillvalue="nothing")
     return next(((old.strip(), new.strip()) for old, new in pairs if old != new), None)
 
@@ -271,7 +271,7 @@ def _outline() -> Iterator[None]:
 
 
 def _network_of(config: Any, *inner: nn.Module) -> nn.Module:
-    """The network of a configuration; that of a body is made around the `inner` one."""
+    """Build the network of a configuration; that of a body is made around the `inner` one."""
     cls = _CLASSES.get(str(config.get("network"))) if isinstance(config, Mapping) else None
     if cls is None:
         raise InputError(
@@ -296,7 +296,7 @@ def _network_of(config: Any, *inner: nn.Module) -> nn.Module:
 
 
 def _config_of(network: nn.Module) -> dict[str, Any]:
-    """Name and current arguments of one network, without its body."""
+    """Return name and current arguments of one network, without its body."""
     cls = type(network)
     if _CLASSES.get(cls.__name__) is not cls:
         raise InputError(
@@ -316,12 +316,12 @@ def _config_of(network: nn.Module) -> dict[str, Any]:
 
 
 def _parts_of(cls: type[nn.Module]) -> tuple[str, ...]:
-    """Arguments of a class that are registered networks."""
+    """Return the arguments of a class that are registered networks."""
     return getattr(cls, "PARTS", ())
 
 
 def _arguments_of(cls: type[nn.Module], bound: inspect.BoundArguments) -> dict[str, Any] | str:
-    """Arguments of a constructor for JSON, without itself and what a body wraps; or a reason."""
+    """Return constructor arguments for JSON, without itself and what a body wraps; or a reason."""
     written: dict[str, Any] = {}
     for place, (key, value) in enumerate(bound.arguments.items()):
         kind = bound.signature.parameters[key].kind
@@ -342,7 +342,7 @@ def _arguments_of(cls: type[nn.Module], bound: inspect.BoundArguments) -> dict[s
 
 
 def _as_json(value: Any) -> Any:
-    """A value as JSON has it; keys of dictionaries are text."""
+    """Return a value in the form of JSON; keys of dictionaries are text."""
     return json.loads(json.dumps(value, default=_plain, allow_nan=False))
 
 
@@ -355,7 +355,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shapes(network: nn.Module) -> dict[str, Any]:
-    """Shapes of parameters and buffers by name, and which of them are the same."""
+    """Return shapes of parameters and buffers by name, and which of them are the same."""
     firsts: dict[int, str] = {}
     return {
         name: (tuple(value.shape), firsts.setdefault(id(value), name))

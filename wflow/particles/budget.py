@@ -98,7 +98,7 @@ class Budget:
                 self.running["work_stratonovich"][rows] += change + before["backward_work"] / 2
 
     def row(self, terms: Terms) -> Terms:
-        """What a run file records at one time, from the terms at that time: name -> (paths,)."""
+        """Return the quantities that a run file records at one time, name -> (paths,)."""
         if np.any(np.isnan(self.start)):
             self.start = terms["energy"].copy()
         run = self.running
@@ -126,11 +126,11 @@ class Budget:
         return {name: terms[name] for name in self.rates} | sums
 
     def state(self) -> dict[str, NDArray[np.float64]]:
-        """Everything needed to continue later."""
+        """Return everything needed to continue later."""
         return {"budget_start": self.start, **{f"budget_{k}": v for k, v in self.running.items()}}
 
     def restore(self, state: dict[str, NDArray[np.float64]]) -> None:
-        """Take up a saved state."""
+        """Continue from a saved state."""
         self.start = state["budget_start"].copy()
         for name, running in self.running.items():
             running[:] = state[f"budget_{name}"]

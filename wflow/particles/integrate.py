@@ -36,7 +36,7 @@ _BUFFER = 512  # record times held in memory before they go to the store
 
 
 class Recorder:
-    """Collects what a batch of paths records and hands it to the store in blocks.
+    """Recorder of a batch of paths, which passes its records to the store in blocks.
 
     Parameters
     ----------
@@ -60,11 +60,11 @@ class Recorder:
         self._start = self._filled = 0
 
     def wants(self, step: int) -> bool:
-        """Whether the start of a step is a record time."""
+        """Return whether the start of a step is a record time."""
         return step % self.problem.save.every == 0 or step == self.problem.steps
 
     def series(self, step: int, row: Terms) -> None:
-        """Keep the (path, time) quantities of a record time."""
+        """Record the (path, time) quantities of a record time."""
         record = -(-step // self.problem.save.every)
         if self._filled == 0:
             self._start = record
@@ -77,7 +77,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Hand over what is held."""
+        """Write the records that are still held to the store."""
         if self._filled:
             columns = slice(self._start, self._start + self._filled)
             for name, values in self._table.items():
@@ -85,7 +85,7 @@ class Recorder:
             self._filled = 0
 
     def snapshot(self, step: int, x: NDArray, D: NDArray) -> None:
-        """Keep tokens and heads of the chosen paths, and the mean over all paths."""
+        """Record tokens and heads of the chosen paths, and the mean over all paths."""
         problem = self.problem
         at = self._snapshot_at.get(step)
         if at is None:
@@ -160,12 +160,12 @@ class Batch(driver.Solver):
         self.recorder.flush()
 
     def lose(self, path: int, error: BlowUpError) -> None:
-        """Give up a path, which rests at its start from now on and records nothing."""
+        """Stop a path, which rests at its start from now on and records nothing."""
         self.flush()
         self.paths.lose(path, error)
 
     def rest(self) -> None:
-        """Put the paths that blew up where everything that they still take part in is finite."""
+        """Reset the paths that blew up, so that all sums they still take part in are finite."""
         lost = self.paths.lost
         self.x[lost] = self.start[lost]
         if not np.isfinite(self.heads.D[lost]).all():
@@ -206,7 +206,7 @@ class Batch(driver.Solver):
         return step + 1
 
     def _jump(self, step: int, t: float, dt: float) -> None:
-        """Make the jumps of the heads from t to t + dt, and add the energy of those paths."""
+        """Apply the jumps of the heads from t to t + dt, and add the energy of those paths."""
         places, before = self.heads.jump(step, t, dt)
         if not places or not self.problem.save.budget:
             return
@@ -220,7 +220,7 @@ class Batch(driver.Solver):
             self.moved[places] = 0.0
 
     def _diffuse(self, step: int, terms: Terms, of_heads: NDArray | None) -> NDArray | None:
-        """Tokens after the noise sqrt(2 kappa dt) P_x xi of this step; its terms join the others.
+        """Return tokens after the noise sqrt(2 kappa dt) P_x xi of this step; add its terms.
 
         diffusion_power = kappa sum_i Laplacian_i E, and martingale_tokens is what the noise does
         to the energy beyond its mean, and to the slope along the noise of the heads
@@ -263,7 +263,7 @@ class Batch(driver.Solver):
         return row | ({"sum_error": terms["sum_error"]} if "sum_error" in terms else {})
 
     def _check(self, t: float, terms: Terms) -> None:
-        """Lose the paths that have left the range in which their numbers mean anything."""
+        """Mark the paths as lost that have left the range in which their numbers are meaningful."""
         within = np.abs([terms[name] for name in self._watched]) <= self._limits
         if np.count_nonzero(within) == within.size:  # mostly; false for NaN
             return
@@ -293,7 +293,7 @@ class Batch(driver.Solver):
 
 
 class AdaptiveBatch(Batch):
-    """Paths whose steps are chosen by their error, each path with its own.
+    """Batch of paths whose steps are chosen by their errors, separately for each path.
 
     Between two recorded times, of the budget or of tokens, the times at which the law breaks
     divide the time into legs. Steps end at the end of a leg, where the paths wait for each other.
@@ -364,7 +364,7 @@ class AdaptiveBatch(Batch):
             self.budget.advance(terms, self.scheme.weights, lengths, rows)
 
     def _spans(self, step: int) -> list[tuple[float, float]]:
-        """The legs from a recorded step to the next; beyond the end to one more step."""
+        """Return the legs from a recorded step to the next; beyond the end to one more step."""
         after = self._marks[self._marks > step]
         following = int(after[0]) if after.size else step + 1
         return legs(step * self.problem.dt, following * self.problem.dt, self._breaks)
@@ -376,7 +376,7 @@ class AdaptiveBatch(Batch):
         self._check_at(self._stage.terms)
 
     def _slopes(self, start: float, end: float) -> tuple[Drift, StageAt]:
-        """Drift of the heads, and stages of some paths, each at its own time, in a leg."""
+        """Return the drift of the heads, and stages of some paths at separate times, in a leg."""
         values_at = self.heads.values(start)
 
         def stage_at(
@@ -390,12 +390,12 @@ class AdaptiveBatch(Batch):
         return self.heads.within(start, end - start), stage_at
 
     def _here(self, within: Drift, stage_at: StageAt) -> Stage:
-        """The stage where each path is."""
+        """Return the stage where each path is."""
         D, times = self.heads.D, self.steps.time
         return stage_at(times, self.x, D, within(D, times))
 
     def _check_at(self, terms: Terms) -> None:
-        """Lose the paths that have left the range in which their numbers mean anything."""
+        """Mark the paths as lost that have left the range in which their numbers are meaningful."""
         good = np.isfinite(terms["speed_sq"]) & (terms["max_score"] <= _MAX_SCORE)
         for bad in np.flatnonzero(~good & ~self.paths.lost).tolist():
             self._stop(bad, "the run blows up", float(terms["max_score"][bad]))
@@ -416,13 +416,13 @@ class AdaptiveBatch(Batch):
 
 @dataclass(frozen=True, eq=False)
 class ParticleRun(driver.Runnable):
-    """The run of a problem, as the driver of all solvers takes it."""
+    """Run of a problem, as the driver of all solvers computes it."""
 
     problem: Problem
 
     @property
     def plan(self) -> Plan:
-        """What the driver needs to know."""
+        """Sizes and options of the run for the driver."""
         problem, compute = self.problem, self.problem.compute
         return Plan(
             steps=problem.steps,
@@ -437,7 +437,7 @@ class ParticleRun(driver.Runnable):
         )
 
     def _batch(self) -> int:
-        """Paths that are computed together: as asked for, or as many as fit into some memory."""
+        """Return how many paths are computed together: as asked for, or as fit in memory."""
         problem = self.problem
         if problem.compute.batch is not None:
             return min(problem.compute.batch, problem.paths)
@@ -449,15 +449,15 @@ class ParticleRun(driver.Runnable):
         return max(1, min(problem.paths, _BATCH_BYTES[problem.compute.backend] // per_path))
 
     def layout(self) -> RunLayout:
-        """Sizes of the run."""
+        """Return the sizes of the run."""
         return self.problem.layout()
 
     def config(self) -> dict[str, Any]:
-        """The run as JSON."""
+        """Return the run as JSON."""
         return self.problem.config()
 
     def parts(self) -> dict[str, Any]:
-        """The parts of the configuration that may be custom."""
+        """Return the parts of the configuration that may be custom."""
         return {"law": law_config(self.problem.law), "flow": flow_config(self.problem.flow)}
 
     def start(self, store: Store) -> None:
@@ -469,10 +469,10 @@ class ParticleRun(driver.Runnable):
             store.write("initial_heads", (), self.problem.scores)
 
     def total(self) -> NDArray[np.float64]:
-        """Zeros for the sum of the tokens over the paths, at every snapshot."""
+        """Return zeros for the sum of the tokens over the paths, at every snapshot."""
         return np.zeros((len(self.problem.snapshot_steps), *self.problem.x0.shape[-2:]))
 
     def solver(self, first: int, last: int, paths: Paths, total: NDArray | None) -> Batch:
-        """The paths first <= p < last at time 0."""
+        """Return the solver of the paths first <= p < last at time 0."""
         kind = Batch if self.problem.control is None else AdaptiveBatch
         return kind(self.problem, paths, total)

@@ -43,7 +43,7 @@ _GENERAL = "flow='softmax', or a wflow.Flow whose class has general_heads = True
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A run as it is asked for: what is computed, what is saved, and how.
+    """Definition of a run: what is computed, what is saved, and how.
 
     x0 (n, d) or (paths, n, d); scores and values (heads, d, d), values None for tied heads. In
     `save`, snapshots are times of steps, paths are distinct and in order, and budget is a bool; in
@@ -110,10 +110,10 @@ class Problem:
         )
 
     def part(self, first: int, last: int) -> Problem:
-        """The problem of the paths first <= p < last, which keeps the tokens of all of them.
+        """Return the problem of the paths first <= p < last, with the tokens of all of them kept.
 
-        The sum over paths in `tokens_mean` has the bits of the whole run only if it is made from
-        the tokens of single paths, in their order.
+        The sum over paths in `tokens_mean` is bitwise identical to that of the whole run only if
+        it is computed from the tokens of single paths, in their order.
         """
         count = last - first
         heads = self.save.heads and any(first <= path < last for path in self.save.paths)
@@ -132,7 +132,7 @@ class Problem:
         return bool(self.save.budget) and not (self.law.deterministic or self.kappa)
 
     def layout(self) -> RunLayout:
-        """Sizes of the run's file."""
+        """Return the sizes of the run's file."""
         return RunLayout(
             paths=self.paths,
             times=self.record_steps * self.dt,
@@ -152,7 +152,7 @@ class Problem:
         )
 
     def config(self) -> dict[str, Any]:
-        """The run as JSON; arrays that the file holds are named by their digest."""
+        """Return the run as JSON; arrays that the file holds are named by their digest."""
         heads: Any = self.heads
         if not self.sampled_heads:
             heads = array_config(self.scores)
@@ -178,7 +178,7 @@ class Problem:
 
 
 def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options save and compute of the run that a configuration describes.
+    """Return the options save and compute of the run that a configuration describes.
 
     Raises
     ------
@@ -210,7 +210,7 @@ def problem_of(
     save: SaveAt = SaveAt(),
     compute: Compute = Compute(),
 ) -> Problem:
-    """Check the arguments of `wflow.solve` (documented there) and make the problem of them."""
+    """Check the arguments of `wflow.solve` (documented there), and return their problem."""
     swapped = "; the arguments are swapped: give wflow.solve(x0, law, ...)"
     law = as_law(law, swapped if isinstance(x0, HeadLaw) else "")
     flow = as_flow(flow)
@@ -269,13 +269,13 @@ def problem_of(
 
 
 def problem_of_task(task: Mapping[str, Any]) -> Problem:
-    """The problem of a task, the arguments of `wflow.solve`; where it is kept is left aside."""
+    """Return the problem of a task, the arguments of `wflow.solve`; `out` is ignored."""
     where = ("out", "if_exists", "progress")
     return problem_of(**{name: value for name, value in task.items() if name not in where})
 
 
 def _unit_of_time(t_final: float, scheme: Tableau, control: Dopri5 | None) -> float:
-    """Unit of the recorded times of a run without dt, whose scheme must choose its own steps."""
+    """Return the unit of recorded times of a run without dt, whose scheme chooses its steps."""
     if control is None:
         raise InputError(
             f"dt is missing: scheme {scheme.name!r} takes steps of dt; give a time step, or "
@@ -313,7 +313,7 @@ def _check_tolerance(control: Dopri5, dtype: str, sums: Sums) -> None:
 def _has_budget(
     save: SaveAt, scores: Matrices, values: Matrices | None, law: HeadLaw, causal: bool
 ) -> bool:
-    """Whether the run keeps the energy budget; an error if one is asked for and none exists."""
+    """Return whether the run keeps the energy budget; refuse one that does not exist."""
     reason = None
     if values is not None:
         reason = "general (Q, K, V) heads are no gradient: they have no energy"
@@ -338,7 +338,7 @@ def _has_budget(
 
 
 def _snapshots(save: SaveAt, steps: int, dt: float) -> tuple[float, ...]:
-    """Times of the steps nearest to the snapshots asked for, each once and in order."""
+    """Return the times of the steps nearest to the requested snapshots, once each and in order."""
     if save.snapshots is None:
         return (0.0, steps * dt)
     times, end = np.array(save.snapshots), steps * dt
@@ -359,7 +359,7 @@ def _snapshot_paths(save: SaveAt, paths: int) -> tuple[int, ...]:
 
 
 def array_config(array: NDArray[Any]) -> dict[str, Any]:
-    """What the configuration says of an array that the file holds."""
+    """Return the entry of an array in a configuration; the file holds its values."""
     return {"shape": list(array.shape), "sha256": _digest(array)}
 
 

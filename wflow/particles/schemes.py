@@ -26,7 +26,7 @@ Array = NDArray[np.floating]
 
 @dataclass
 class Stage:
-    """What a stage evaluates: the velocity (paths, n, d), and the terms of the energy budget.
+    """Result of a stage: the velocity (paths, n, d), and the terms of the energy budget.
 
     Adaptive steps also keep the drift of the heads there, (paths, heads, d, d) or None for zero.
     """
@@ -36,7 +36,7 @@ class Stage:
     drift: Matrices | None = None
 
     def of(self, rows: NDArray[Any]) -> "Stage":
-        """The stage of some of the paths."""
+        """Return the stage of some of the paths."""
         drift = None if self.drift is None else self.drift[rows]
         return Stage(self.velocity[rows], _of(self.terms, rows), drift)
 
@@ -61,7 +61,7 @@ def advance(
     stage_at: Callable[[float, Array, Array, Array | None], Stage],
     diffused: Array | None = None,
 ) -> tuple[Array, list[Terms]]:
-    """One step of tokens x (paths, n, d), whose heads make the step `heads`.
+    """Compute one step of tokens x (paths, n, d), whose heads make the step `heads`.
 
     Parameters
     ----------

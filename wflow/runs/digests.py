@@ -24,7 +24,7 @@ from wflow.runs import read
 from wflow.runs.schema import DIGESTS, HIDDEN, SCHEMA, STATE, variables_of
 
 Tick = Callable[[int], None]
-_BLOCK = 1 << 25  # bytes read at a time; rows are strided, and short pieces of them slow to read
+_BLOCK = 1 << 25  # bytes read at a time; rows are strided, and reading short pieces of them is slow
 _ADVICE = "restore it from a copy, or run again with --overwrite"
 
 
@@ -136,7 +136,7 @@ def orders(
 
 
 class Running:
-    """The digest of one variable, as far as it was recorded.
+    """Digest of one variable, of the values recorded so far.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class Running:
         self._hash = hashlib.sha256()
 
     def update(self, index: tuple[Any, ...], values: NDArray[Any]) -> None:
-        """Take the values that were written at an index."""
+        """Hash the values that were written at an index."""
         if self.count is None:
             return
         place = self.order.place(index)
@@ -196,7 +196,7 @@ def of_attributes(described: Mapping[str, Any], history: str) -> str:
 
 
 def description(file: h5py.File) -> dict[str, Any]:
-    """Describe a file and its variables, but for what changes when it is finished."""
+    """Describe a file and its variables, except for what changes when the run is finished."""
     found = {name: describe(file[name], read.dims_of(file[name])) for name in _datasets(file)}
     late = ("complete", "history", DIGESTS)
     own = {key: plain(file.attrs[key]) for key in file.attrs if key not in HIDDEN | {*late}}

@@ -1,4 +1,4 @@
-"""The names of a run on disk: which may be written, by which process, and how they are removed."""
+"""Names of a run on disk: which may be written, by which process, and how they are removed."""
 
 import contextlib
 import errno
@@ -31,14 +31,14 @@ from wflow.runs.read import (
 from wflow.runs.schema import FAMILY, Layout
 
 _OWNER = b'{"wflow": "lock", '  # start of a lock file
-# Files in the folder of the parts of a run: parts, their states, the draft of the whole, jobs.
+# The folder of the parts of a run holds parts, their states, the draft of the whole, and jobs.
 _PART = re.compile(
     r"((\d+-\d+(\..*)?|whole)\.h5(\.(partial|checkpoint|old|lock|damaged))*|run\.json|run\.new|lock)"
     r"(\.[0-9a-f]{16}\.new)?|job-[0-9a-f]+\.pkl"
 )
 
 
-# Left by a process that was killed before the folder had its manifest.
+# A process that was killed before the folder had its manifest leaves such a draft.
 _MANIFEST_DRAFT = re.compile(r"run\.json\.[0-9a-f]{16}\.new")
 
 
@@ -48,7 +48,7 @@ def files_of(path: Path) -> tuple[Path, Path, Path, Path]:
 
 
 def check_target(path: Path, layout: Layout, overwrite: bool) -> None:
-    """Check that a run can be written to a path before anything is.
+    """Check that a run can be written to a path, before anything is written.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def check_target(path: Path, layout: Layout, overwrite: bool) -> None:
 
 
 def _check_parts(path: Path) -> None:
-    """Check that the folder of the parts, if there is one, was made by wflow, or holds no parts.
+    """Check that the folder of the parts, if it exists, was made by wflow or holds no parts.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def _check_parts(path: Path) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Check that a path is free, or that of a file that wflow wrote for a run.
+    """Check that a path is free, or holds a file that wflow wrote for a run.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def _is_ours(path: Path) -> bool:
         if start == b"\x89HDF\r\n\x1a\n":
             try:
                 with h5py.File(file, "r") as opened:
-                    attrs = dict(opened.attrs)  # all of them: damaged ones are not just missing
+                    attrs = dict(opened.attrs)  # all, since damaged ones are not just missing
                     return str(attrs.get("schema", "")).startswith(FAMILY)
             except Exception:  # too damaged for HDF5
                 file.seek(0)
@@ -158,7 +158,7 @@ def _is_ours(path: Path) -> bool:
 
 
 class InUse(RunFileError):
-    """Another process writes to the same run."""
+    """Error: another process writes to the same run."""
 
 
 def lock(file: FileIO, path: Path) -> None:
@@ -201,7 +201,8 @@ class RunLock:
             self._file = self._open()
             try:
                 lock(self._file, path)
-                # One that was removed between opening and locking is not the lock any more.
+                # A lock file that was removed between opening and locking does not lock the run any
+                # more.
                 if os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path)):
                     break
             except FileNotFoundError:
@@ -211,12 +212,12 @@ class RunLock:
                 raise
             self._file.close()
         owner = json.dumps({"host": platform.node(), "pid": os.getpid()}).encode()
-        with contextlib.suppress(OSError):  # a full disk; the lock itself needs no space
+        with contextlib.suppress(OSError):  # the disk may be full; the lock itself needs no space
             self._file.truncate(0)
             self._file.write(_OWNER + owner[1:])
 
     def _open(self) -> FileIO:
-        # Neither through a link nor waiting for the other end of a pipe.
+        # The file is opened neither through a link nor waiting for the other end of a pipe.
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
             file = FileIO(os.open(self._path, flags, 0o666), "r+")
@@ -236,7 +237,7 @@ class RunLock:
         )
 
     def release(self) -> None:
-        """Let other processes write the run."""
+        """Release the lock, so that other processes can write the run."""
         if not self._file.closed:
             remove(self._path)
             self._file.close()
@@ -268,14 +269,14 @@ def _holder(file: FileIO) -> str:
 
 
 def remove_drafts_of(path: Path) -> None:
-    """Delete the drafts of a run that killed processes left; needs the lock of the run."""
+    """Delete the drafts of a run that killed processes left; the lock of the run must be held."""
     for target in (partial_of(path), checkpoint_of(path), manifest_of(path)):
         with contextlib.suppress(OSError):
             remove_drafts(target.parent, [target.name])
 
 
 def place(draft: Path, path: Path) -> None:
-    """Give a file its name, where nothing may be replaced.
+    """Rename a draft to its final name, unless something has that name.
 
     Raises
     ------
@@ -286,7 +287,7 @@ def place(draft: Path, path: Path) -> None:
         os.link(draft, path)
     except FileExistsError:
         raise
-    except OSError:  # a disk without hard links
+    except OSError:  # the disk has no hard links
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         os.replace(draft, path)
@@ -329,7 +330,7 @@ def set_aside_damaged(path: Path) -> None:
 
 
 def remove_parts(path: Path) -> None:
-    """Delete the parts of a run, and their folder if nothing else is in it."""
+    """Delete the parts of a run, and their folder if it is then empty."""
     folder = parts_of(path)
     with contextlib.suppress(FileNotFoundError):
         own = [file for file in folder.iterdir() if _PART.fullmatch(file.name)]
@@ -341,14 +342,14 @@ def remove_parts(path: Path) -> None:
 
 
 def remove(*paths: Path) -> None:
-    """Delete files that may be there."""
+    """Delete files, some of which may be missing."""
     for path in paths:
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def sync_directory(folder: Path) -> None:
-    """Flush a renaming to the disk, where the system offers that."""
+    """Flush a renaming to the disk, where the operating system supports that."""
     with contextlib.suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
         try:
@@ -358,7 +359,7 @@ def sync_directory(folder: Path) -> None:
 
 
 def disk_error(error: Exception, act: str, path: Path, *, kept: bool = False) -> RunFileError:
-    """Return the error for a failure of the disk; `kept`: the run can be resumed."""
+    """Return the error for a failure of the disk; `kept` means that the run can be resumed."""
     code = error.errno if isinstance(error, OSError) else None
     text = (os.strerror(code) if code else str(error)) or type(error).__name__
     if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

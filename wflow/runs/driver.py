@@ -1,4 +1,4 @@
-"""The driver of every solver: the loop, and all that a run does beside computing.
+"""The driver of every solver: the loop over steps, and all that a run does beside computing.
 
 A solver gives a `Runnable`, which says what the run is, and for each group of its paths a `Solver`,
 which knows where these paths are and can take a step. Files, checkpoints, signals, progress bars,
@@ -48,7 +48,7 @@ ENDS = {"t_final", "steps", "save.snapshots"}  # settings in which a longer run 
 
 
 class Solver(ABC):
-    """Paths first <= p < last of a run, at one time."""
+    """Solver of the paths first <= p < last of a run."""
 
     @abstractmethod
     def state(self) -> State:
@@ -56,7 +56,7 @@ class Solver(ABC):
 
     @abstractmethod
     def restore(self, state: State) -> None:
-        """Take up a state."""
+        """Continue from a saved state."""
 
     @abstractmethod
     def advance(self, step: int) -> int:
@@ -68,12 +68,12 @@ class Solver(ABC):
         """
 
     def flush(self) -> None:  # noqa: B027
-        """Hand to the store what was recorded and is still held; by default nothing is."""
+        """Pass records that are still held to the store; by default there are none."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the driver needs to know of a run.
+    """Sizes and options of a run that the driver needs.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class Plan:
 
 
 class Runnable(ABC):
-    """A run as it is asked for."""
+    """Definition of a run, from which the driver computes it."""
 
     @property
     @abstractmethod
@@ -113,15 +113,15 @@ class Runnable(ABC):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """The run as JSON; arrays that the file holds are named by their digest."""
+        """Return the run as JSON; arrays that the file holds are named by their digest."""
 
     @abstractmethod
     def parts(self) -> dict[str, Any]:
-        """The parts of the configuration that may be custom."""
+        """Return the parts of the configuration that may be custom."""
 
     @abstractmethod
     def start(self, store: Store) -> None:
-        """Write what is known at the start."""
+        """Write the variables that are known at the start."""
 
     @abstractmethod
     def solver(self, first: int, last: int, paths: "Paths", total: NDArray | None) -> Solver:
@@ -137,13 +137,13 @@ class Runnable(ABC):
 
 
 def place_of(step: int, steps: NDArray[np.int64]) -> int | None:
-    """Return the place of a step among increasing numbers of steps; None where it has none."""
+    """Return the index of a step in an increasing array of steps; None if it is not there."""
     at = int(np.searchsorted(steps, step))
     return at if at < len(steps) and steps[at] == step else None
 
 
 class Paths:
-    """The store as a group of paths sees it: what a path records after it blew up is NaN.
+    """View of the store for a group of paths, which writes NaN for a path after it blew up.
 
     Attributes
     ----------
@@ -171,7 +171,7 @@ class Paths:
         run.store.write(name, index, values)
 
     def lose(self, path: int, error: BlowUpError) -> None:
-        """Take note that a path, counted from the first of the group, blew up.
+        """Record that a path, counted from the first of the group, blew up.
 
         Raises
         ------
@@ -195,7 +195,7 @@ class Paths:
 
 
 class Context:
-    """What the groups of a run share; without a store nothing can be recorded."""
+    """State that the groups of a run share; without a store nothing can be recorded."""
 
     def __init__(self, problem: Runnable, store: Store | None) -> None:
         self.plan, self.store, self.layout = problem.plan, store, problem.layout()
@@ -265,7 +265,7 @@ def integrate(
                 save(place | sums | {"lost": paths.lost} | solver.state())
 
         if first == 0 and state is None:
-            keep(step)  # a run killed at any later moment can be resumed
+            keep(step)  # from now on a run that is killed can be resumed
         while step <= plan.steps:
             if step == plan.steps and isinstance(store, RunWriter):
                 solver.flush()
@@ -405,7 +405,7 @@ def _in_file(
 
 
 def integrate_into(writer: RunWriter, problem: Runnable, state: State | None, **how: Any) -> bool:
-    """Integrate, and leave the run file whole, ready to be resumed, or gone if it is empty.
+    """Integrate, and leave the run file complete, resumable, or deleted if it is empty.
 
     Parameters
     ----------
@@ -435,7 +435,7 @@ def integrate_into(writer: RunWriter, problem: Runnable, state: State | None, **
         if begun:
             writer.abandon()
         else:
-            writer.discard()  # nothing was recorded
+            writer.discard()  # nothing was recorded yet
         raise
     except BaseException:
         writer.abandon()
@@ -469,7 +469,7 @@ def open_writer(
     if if_exists == "resume" and (status := run_status(out)) != "absent":
         check_comparable(config)
         if status == "partial" and out.exists() and not unlike(out, config):
-            return None  # an extension of it was interrupted, and is not asked for
+            return None  # an extension of it was interrupted, and is not requested
         if status == "partial" and not fresh:
             return RunWriter.resume(out, config_text(config), progress=progress)
         extends = _extension(out, json.loads(config_text(config)), problem)
@@ -489,7 +489,7 @@ def unlike(out: Path, config: Mapping[str, Any]) -> list[str]:
 
 
 def create(out: Path, problem: Runnable, attrs: Mapping[str, Any], *, overwrite: bool) -> RunWriter:
-    """Lay out the file of a run; see `RunWriter.create`."""
+    """Create the file of a run; see `RunWriter.create`."""
     groups = tuple(range(0, problem.plan.paths, problem.plan.batch))
     layout = problem.layout()
     one = problem.solver(0, 1, Paths(Context(problem, None), 0, 1), None)
@@ -501,7 +501,7 @@ def create(out: Path, problem: Runnable, attrs: Mapping[str, Any], *, overwrite:
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of a type that netCDF-4 has."""
+    """Convert an array to a type that netCDF-4 has."""
     return array.astype(np.int8) if array.dtype == bool else array
 
 
@@ -542,7 +542,7 @@ def _extension(out: Path, config: Mapping[str, Any], problem: Runnable) -> dict[
 
 
 class Former:
-    """A finished run that is extended: its records, and its state at the end.
+    """A finished run that is extended: its records and its final state.
 
     Parameters
     ----------
@@ -572,7 +572,7 @@ class Former:
 
     @staticmethod
     def missing(file: h5py.File, layout: Layout) -> str:
-        """Say what a finished run lacks to be extended to this layout; "" for nothing.
+        """Return what a finished run lacks to be extended to this layout; "" for nothing.
 
         Up to its end it must hold what the longer one records. Steps that are chosen by their error
         end at recorded times, so that its end must be one.
@@ -600,7 +600,7 @@ class Former:
         return round(steps * self._end / float(times[-1]))
 
     def group(self, store: Store, layout: Layout, first: int, last: int, whole: bool) -> State:
-        """Copy the records of a group of paths before the end; returns their state there.
+        """Copy the records of a group of paths before the end, and return their state there.
 
         whole : whether they are the last paths, with which the means over all paths are recorded
         """
@@ -628,7 +628,7 @@ class Former:
 
 
 def _stretches(places: NDArray[np.intp], size: int) -> Iterator[tuple[int, slice]]:
-    """Yield runs of consecutive numbers, some MB at a time: where, and which."""
+    """Yield blocks of consecutive numbers, some MB at a time, with their positions."""
     most, at = max(1, _BLOCK // max(1, size)), 0
     while at < len(places):
         end = at + 1

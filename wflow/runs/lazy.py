@@ -27,7 +27,7 @@ from wflow.runs.schema import COORDINATES, DIGESTS, HIDDEN, Layout, variables_of
 
 
 class Variable(NamedTuple):
-    """What a file says of one variable; `values` are those of a coordinate."""
+    """Description of a variable in a file; `values` are those of a coordinate."""
 
     stored: str  # name in the file, which may not be printable
     dims: tuple[str, ...]
@@ -43,7 +43,7 @@ Contents = tuple[dict[str, Variable], dict[str, Any]]  # variables and attribute
 def of_file(
     file: h5py.File, checked: Mapping[str, tuple[tuple[str, ...], h5py.Dataset]]
 ) -> Contents:
-    """Describe an open file; `checked` are its variables, of `read.check_variables`."""
+    """Describe an open file; `checked` are its variables, from `read.check_variables`."""
     variables, known = {}, variables_of(checked)
     for name, (dims, data) in checked.items():
         values = values_of(data, file.filename) if name in COORDINATES else None
@@ -111,7 +111,7 @@ def foreign_dataset(source: Any) -> xarray.Dataset:
 
 
 class Values(BackendArray):
-    """Values of a variable in a file."""
+    """Lazily read values of a variable in a file."""
 
     def __init__(self, files: Any, name: str, variable: Variable) -> None:
         self._files, self.name, self._stored = files, name, variable.stored

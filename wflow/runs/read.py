@@ -1,4 +1,4 @@
-"""Reading of run files, which may come from anywhere: names, attributes, variables, Datasets."""
+"""Reading of run files, of whatever origin: names, attributes, variables, Datasets."""
 
 import hashlib
 import json
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
     from wflow.runs import lazy
 
-# Keys of the checkpoint that belong to the file and not to the solver's state.
+# These keys of the checkpoint belong to the file and not to the solver's state.
 MARK = "__created__"
 SEALED = "__sha256__"
 RECORDED = "__recorded__"  # JSON: digests of what was recorded, history
-AROUND, GAPS = "__around__", "__gaps__"  # bytes of the file that are no values, and their places
+AROUND, GAPS = "__around__", "__gaps__"  # bytes of the file outside the values, and their places
 PARTS = "wflow-parts/1"  # schema of the manifest of parts
-# Types of the settings of a run in its configuration; a file may lack some of them.
+# Types of the settings of a run in its configuration; any of them may be missing.
 _NUMBER = (int, float)
 _SETTINGS: dict[str, tuple[type, ...]] = {
     "law": (dict,),
@@ -66,7 +66,7 @@ _SETTINGS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("flow", "scheme", "metric"), (str, dict)),
     **dict.fromkeys(("causal", "save.heads", "save.budget"), (bool,)),
 }
-# Names of options in configurations that were written before these were objects.
+# Names of options in configurations that were written before the options were objects.
 _FLAT = {
     "record_every": ("save", "every"),
     "snapshots": ("save", "snapshots"),
@@ -78,17 +78,17 @@ _FLAT = {
 
 
 def partial_of(path: Path) -> Path:
-    """Name the data of a run that is being computed."""
+    """Return the name of the data of a run that is being computed."""
     return path.with_name(path.name + ".partial")
 
 
 def checkpoint_of(path: Path) -> Path:
-    """Name the state from which a run resumes."""
+    """Return the name of the state from which a run resumes."""
     return path.with_name(path.name + ".checkpoint")
 
 
 def former_of(path: Path) -> Path:
-    """Name the state before the last one."""
+    """Return the name of the state before the last one."""
     return path.with_name(path.name + ".checkpoint.old")
 
 
@@ -98,17 +98,17 @@ def has_checkpoint(path: Path) -> bool:
 
 
 def lock_of(path: Path) -> Path:
-    """Name the file on which the process that writes a run has a lock."""
+    """Return the name of the file that the process that writes a run locks."""
     return path.with_name(path.name + ".lock")
 
 
 def parts_of(path: Path) -> Path:
-    """Name the folder of the parts of a run that is computed by several processes."""
+    """Return the name of the folder of the parts of a run that several processes compute."""
     return path.with_name(path.name + ".parts")
 
 
 def manifest_of(path: Path) -> Path:
-    """Name the manifest, which names the run of the parts; without it there are none."""
+    """Return the name of the manifest of the parts; without the file there are no parts."""
     return parts_of(path) / "run.json"
 
 
@@ -156,7 +156,7 @@ def read_attrs(file: h5py.File, path: Path) -> dict[str, Any]:
 
 
 def history_of(file: h5py.File) -> str | None:
-    """Return the attribute `history` of a file, None where it has none that is a text."""
+    """Return the attribute `history` of a file; None where it is missing or no text."""
     value = file.attrs.get("history")
     if isinstance(value, bytes):
         return printable(value.decode(errors="replace"))
@@ -164,7 +164,7 @@ def history_of(file: h5py.File) -> str | None:
 
 
 def _such_as(summary: Path) -> str:
-    """Name a run file beside the summary of a study, if there is one."""
+    """Return text that names a run file beside the summary of a study, or ""."""
     for path in sorted(summary.parent.glob("*.h5")):
         with suppress(RunFileError), open_hdf5(path) as file:
             if file.attrs.get("schema") in READABLE:
@@ -201,7 +201,7 @@ def parse_config(text: Any, path: Path | str) -> dict[str, Any]:
 
 
 def nested(config: dict[str, Any]) -> dict[str, Any]:
-    """Give a configuration the objects save and compute where it was written without them.
+    """Move the options of an old configuration into the objects save and compute.
 
     Before `save` and `compute` were objects, the options of `wflow.SaveAt` and `wflow.Compute`
     stood beside the others, some under other names: {"record_every": 5} is now
@@ -319,7 +319,7 @@ def recorded(file: h5py.File, dim: str) -> int:
 
 
 def seal(arrays: dict[str, NDArray[Any]]) -> None:
-    """Add the digest of all arrays of a checkpoint."""
+    """Add the digest of all arrays to a checkpoint."""
     arrays[SEALED] = np.array(_digest(arrays))
 
 
@@ -333,7 +333,7 @@ def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def read_checkpoint(path: Path, created: str | None = None) -> dict[str, NDArray[Any]]:
-    """Read the arrays of a checkpoint; never a pickle.
+    """Read the arrays of a checkpoint; pickles are never loaded.
 
     Parameters
     ----------
@@ -369,7 +369,7 @@ def read_checkpoint(path: Path, created: str | None = None) -> dict[str, NDArray
 
 
 def last_checkpoint(path: Path, created: str | None) -> dict[str, NDArray[Any]]:
-    """Read the arrays of the last checkpoint of a run that can be read.
+    """Read the arrays of the last readable checkpoint of a run.
 
     Raises
     ------
@@ -559,12 +559,12 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
         found = lazy.of_file(file, check_variables(file, path))
         if is_movement(json.loads(attrs["config"])) != (variables_of(file) is MOVEMENTS):
             raise RunFileError(f"{path}: its configuration is that of another kind of run")
-        if path == partial_of(final_of(path)):  # killed between its last two writes
+        if path == partial_of(final_of(path)):  # the process was killed between its last two writes
             attrs["complete"] = 0
         if not attrs["complete"]:
             ends = {dim: recorded(file, dim) for dim in ("time", "snapshot")}
     source: Any = str(path)
-    if not attrs["complete"]:  # a Python file, for the reasons given in open_hdf5
+    if not attrs["complete"]:  # a Python file is used for the reasons given in open_hdf5
         source = open_regular(path)
     try:
         dataset = lazily(path, source, found)
@@ -593,7 +593,7 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
 
 
 def lazily(path: Path, source: Any, found: "lazy.Contents") -> "xarray.Dataset":
-    """Open the file `source` as a Dataset; `found` is what it holds, if known.
+    """Open the file `source` as a Dataset; `found` are its contents, if known.
 
     Raises
     ------
@@ -603,7 +603,7 @@ def lazily(path: Path, source: Any, found: "lazy.Contents") -> "xarray.Dataset":
     from wflow.runs import lazy
 
     try:
-        with signals_held():  # h5netcdf does not clean up after half an opening
+        with signals_held():  # h5netcdf does not clean up after a failed opening
             return lazy.open_dataset(source, found)
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         raise RunFileError(f"{path} cannot be read as a run file: {error}") from None

@@ -12,13 +12,13 @@ from wflow._core.errors import InputError, RunFileError
 from wflow._core.files import drafts, open_hdf5, open_regular, opened, read_json, read_whole
 from wflow.runs.schema import FAMILY
 
-STUDY = "wflow-study/"  # how the schema of a summary begins
-CREATOR = "wflow"  # what a figure says of itself: no version, so that its bytes stay the same
-DRAFT = ".wflow"  # how the names of drafts begin
+STUDY = "wflow-study/"  # prefix of the schema of a summary
+CREATOR = "wflow"  # creator named in a figure; without a version, so that its bytes stay the same
+DRAFT = ".wflow"  # prefix of the names of drafts
 _MARKS = {
     ".png": (b"\x89PNG", b"Software\0" + CREATOR.encode()),
     ".pdf": (b"%PDF", b"/Creator (" + CREATOR.encode() + b")"),
-    ".md": (b"# ", b"; wflow "),  # the head of a summary names the version
+    ".md": (b"# ", b"; wflow "),  # the title of a summary names the version
     ".html": (b"<!DOCTYPE html>", b'<meta name="generator" content="wflow">'),
 }
 _UNMARKED = {  # early figures say only that Matplotlib drew them
@@ -66,7 +66,7 @@ def replace_files(
         refuse_foreign(folder, writers, named)
         for name, draft in zip(names, made, strict=True):
             writers[name](draft)
-        refuse_foreign(folder, writers, named)  # writing takes a while
+        refuse_foreign(folder, writers, named)  # checked again, since writing takes a while
         gone = [folder / name for name in stale if written_by_wflow(folder / name, named)]
         if index is not None:
             (folder / index).unlink(missing_ok=True)
@@ -77,13 +77,13 @@ def replace_files(
 
 
 def refuse_foreign(folder: Path, names: Iterable[str], named: Collection[str] = ()) -> None:
-    """Raise InputError where a name is taken by something that wflow did not write."""
+    """Raise InputError where a name belongs to a file that wflow did not write."""
     for name in foreign_among(folder, names, named):
         raise InputError(f"{refusal(folder / name)} or choose another --out")
 
 
 def foreign_among(folder: Path, names: Iterable[str], named: Collection[str] = ()) -> list[str]:
-    """List the names that are taken by something that wflow did not write."""
+    """List the names of existing files that wflow did not write."""
     return [
         name
         for name in names
@@ -100,7 +100,7 @@ def refusal(file: Path) -> str:
 
 
 def written_by_wflow(file: Path, named: Collection[str] = ()) -> bool:
-    """Return whether a file is a result of wflow, by what it holds or by an earlier summary.
+    """Return whether wflow wrote a file, by its contents or by an earlier summary.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def _belongs_to_results(figure: Path) -> bool:
 
 
 def summary_document(file: Path) -> dict[str, Any]:
-    """Read the document in the summary.json of a study; nothing where the file is none."""
+    """Read the document in the summary.json of a study; {} where the file is none."""
     try:
         if not stat.S_ISREG(os.lstat(file).st_mode):
             return {}
@@ -161,7 +161,7 @@ def summary_document(file: Path) -> dict[str, Any]:
 
 
 def _schema_of(file: Path) -> str:
-    """Return the schema that a regular HDF5 file names, or nothing."""
+    """Return the schema that a regular HDF5 file names, or ""."""
     with suppress(RunFileError), open_hdf5(file) as content:
         return str(content.attrs.get("schema", ""))
     return ""

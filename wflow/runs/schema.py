@@ -19,14 +19,14 @@ from wflow._version import __version__
 
 FAMILY = "wflow-run/"
 SCHEMA = f"{FAMILY}3"
-# Files of earlier schemas are read; their digests, where they have some, are not compared.
+# Files of earlier schemas are read; their digests, if any, are not compared.
 READABLE = (f"{FAMILY}1", f"{FAMILY}2", SCHEMA)
 STATE = "state"
 """Group of a run file with the state of all paths at the end, from which the run is extended."""
 
 DIGESTS = "digests"
 """Attribute of a run file, JSON: digests of the variables by name; "" is that of the attributes."""
-# Attributes of HDF5 and netCDF-4 themselves.
+# These attributes belong to HDF5 and netCDF-4 themselves.
 HIDDEN = {
     "CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_Netcdf4Dimid", "_Netcdf4Coordinates",
     "_NCProperties",
@@ -105,20 +105,20 @@ BUDGET_RUNNING = (
     "edi_residual",
     "edi_residual_upper_gradient",
 )
-# Runs whose tokens diffuse hold these besides.
+# Runs whose tokens diffuse also hold these.
 DIFFUSION_RATES = ("diffusion_power",)
 DIFFUSION_RUNNING = ("work_diffusion", "martingale_tokens")
-# Runs of noisy heads, and tokens without noise, hold these besides.
+# Runs of noisy heads with tokens without noise also hold these.
 NOISE_RUNNING = ("work_stratonovich", "edi_residual_stratonovich")
 SPEED = ("speed_sq",)
-# Runs whose sums may be formed by series hold this besides.
+# Runs whose sums may be computed by series also hold this.
 SUM_ERROR = ("sum_error",)
-# Runs whose steps are chosen by their error hold this besides.
+# Runs whose steps are chosen by their error also hold this.
 EVALUATIONS = ("evaluations",)
-# Runs of a sampler hold these, and those of its attention where it has one.
+# Runs of a sampler hold these; runs of a sampler with attention also hold its diagnostics.
 SAMPLE_MOMENTS = ("sample_mean", "sample_variance")
 SAMPLE_ATTENTION = ("ess", "ess_min", "absorbed")
-# Runs of the mean-field equation hold this, what tells of errors in space, and the mesh.
+# Runs of the mean-field equation hold this, estimates of errors in space, and the mesh.
 DENSITY_SERIES = ("entropy",)
 MESH = ("centres", "areas")
 TAIL = 1e-3
@@ -131,7 +131,7 @@ def budget_rates(names: Container[Any]) -> tuple[str, ...]:
 
 
 def budget_running(names: Container[Any]) -> tuple[str, ...]:
-    """List the running sums of the energy budget, likewise."""
+    """List the running sums of the energy budget in a run that holds or misses these variables."""
     noisy = any(name in names for name in NOISE_RUNNING)
     running = BUDGET_RUNNING + (DIFFUSION_RUNNING if _diffuses(names) else ())
     return running + (NOISE_RUNNING if noisy else ())
@@ -240,7 +240,7 @@ MOVEMENTS = {variable.name: variable for variable in _MOVEMENTS}
 
 
 def variables_of(names: Container[Any]) -> dict[str, Variable]:
-    """The table of variables for the kind of run that holds these names."""
+    """Return the table of variables for the kind of run that holds these names."""
     return MOVEMENTS if "inequality_gap" in names else VARIABLES
 
 
@@ -253,7 +253,7 @@ _SIZES = {
 
 
 class Layout(ABC):
-    """Sizes of a run and, by them, which variables its file holds and how large each is.
+    """Sizes of a run, which determine the variables of its file and their shapes.
 
     A kind of run gives `names`; its fields have the names of `_MARKS` and `_SIZES`.
 
@@ -373,7 +373,7 @@ class RunLayout(Layout):
 
     @property
     def series(self) -> list[str]:
-        """The energy budget, or the speed in its place, and what tells of the computation."""
+        """The energy budget or, without it, the speed; and diagnostics of the computation."""
         names = [*BUDGET_RATES, *BUDGET_RUNNING] if self.budget else [*SPEED]
         names += [*DIFFUSION_RATES, *DIFFUSION_RUNNING] if self.budget and self.diffusion else []
         names += NOISE_RUNNING if self.budget and self.noisy else []
@@ -389,7 +389,7 @@ class RunLayout(Layout):
 
 @dataclass(frozen=True, eq=False)
 class SampleLayout(Layout):
-    """Sizes of a run of a sampler and, by them, which variables its file holds.
+    """Sizes of a run of a sampler, which determine the variables of its file.
 
     Attributes
     ----------
@@ -418,7 +418,7 @@ class SampleLayout(Layout):
 
 @dataclass(frozen=True, eq=False)
 class DensityLayout(RunLayout):
-    """Sizes of a run of the mean-field equation and, by them, which variables its file holds.
+    """Sizes of a run of the mean-field equation, which determine the variables of its file.
 
     Those of the run of particles with the same heads and options, and besides
 
@@ -483,7 +483,7 @@ def version_of(package: str) -> str:
 
 
 def law_name(config: Mapping[str, Any]) -> str:
-    """Return the name of the head law in the configuration of a run, "" where it has none.
+    """Return the name of the head law in the configuration of a run; "" where it has none.
 
     That of a custom law, which may have the name of another one, is "custom <name>".
     """
@@ -494,7 +494,7 @@ def law_name(config: Mapping[str, Any]) -> str:
 
 
 def head_count(config: Mapping[str, Any], sizes: Mapping[Any, int]) -> int | None:
-    """Return the number H of heads of a run, None where it is not recorded.
+    """Return the number H of heads of a run; None where it is not recorded.
 
     Parameters
     ----------
@@ -511,7 +511,7 @@ def head_count(config: Mapping[str, Any], sizes: Mapping[Any, int]) -> int | Non
 
 
 def flow_name(config: Mapping[str, Any]) -> str:
-    """Name the flow of a run for tables and messages; a custom one by its class."""
+    """Return the name of the flow of a run, for tables and messages; the class of a custom flow."""
     flow = config.get("flow", "?")
     return str(flow.get("name", "?") if isinstance(flow, Mapping) else flow)
 
@@ -622,12 +622,12 @@ def references(config: Mapping[str, Any]) -> str:
 
 
 def is_movement(config: Mapping[str, Any]) -> bool:
-    """Whether the configuration is that of minimizing movements."""
+    """Return whether the configuration is that of minimizing movements."""
     return "tau" in config
 
 
 def _described(config: Mapping[str, Any]) -> tuple[str, str]:
-    """What is computed, for the title of a run, and how, for its source."""
+    """Return what is computed, for the title of a run, and how, for its source."""
     heads = f"{law_name(config) or 'unnamed'} heads"
     if is_movement(config):
         return f"minimizing movements, {heads}", "minimizing movements of the energy"
@@ -689,9 +689,9 @@ def dataset_attrs(
         "numpy_version": np.__version__,
         "numba_version": version_of("numba"),
         "config": text,
-        # Attributes of a netCDF file stop at 64 bits.
+        # Integer attributes of a netCDF file have at most 64 bits.
         "seed": int(seed) if -(2**63) <= int(seed) < 2**64 else str(int(seed)),
-        # Microseconds, because a checkpoint is matched to its file by this text.
+        # Microseconds are kept because a checkpoint is matched to its file by this text.
         "created": now.isoformat(timespec="microseconds"),
         "command": command,
     }

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 Tokens = NDArray[np.float64]
 
-BLOCK_BYTES = 2**22  # read at once: reading every small snapshot separately takes longer
+BLOCK_BYTES = 2**22  # bytes read at once: reading every small snapshot separately takes longer
 
 
 @contextmanager
 def dataset_of(run: "Dataset | str | Path", what: str = "the run") -> Iterator["Dataset"]:
-    """Open the file of a run, and close it at the end; a Dataset stays as it is."""
+    """Open the file of a run, and close it at the end; a Dataset is yielded unchanged."""
     from wflow.runs.read import open_run
 
     if isinstance(run, str | os.PathLike):
@@ -48,7 +48,7 @@ def require_tokens(ds: "Dataset", what: str = "the run") -> None:
 
 
 def token_type(ds: "Dataset") -> type[np.float32 | np.float64]:
-    """Return the type in which tokens were computed, whatever they are stored in."""
+    """Return the type in which tokens were computed, whatever the type in which they are stored."""
     from wflow.runs.read import parse_config
 
     config = parse_config(ds.attrs.get("config", "{}"), "the run")
@@ -57,7 +57,7 @@ def token_type(ds: "Dataset") -> type[np.float32 | np.float64]:
 
 
 def clouds(ds: "Dataset", place: int) -> Iterator[Tokens | None]:
-    """Yield the clouds (n, d) of the snapshot path at a place; None for one not recorded.
+    """Yield the clouds (n, d) of one snapshot path, by its index; None for one not recorded.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def clouds(ds: "Dataset", place: int) -> Iterator[Tokens | None]:
 
 
 def all_clouds(ds: "Dataset") -> Iterator[tuple[int, int, Tokens | None]]:
-    """Yield those of every snapshot path, with their places among paths and snapshots."""
+    """Yield the clouds of every snapshot path, with the indices of paths and snapshots."""
     return _in_blocks(ds, 0, ds.sizes["snapshot_path"])
 
 
@@ -89,14 +89,14 @@ def _in_blocks(ds: "Dataset", first: int, last: int) -> Iterator[tuple[int, int,
 
 
 def cloud(ds: "Dataset", place: int, at: int) -> Tokens | None:
-    """Read one of these clouds; `at` may count from the end."""
+    """Read one cloud; `at` may count from the end."""
     tokens = ds["tokens"].transpose("snapshot_path", "snapshot", "token", "axis")[place, at]
     read, whole = _on_sphere(np.asarray(tokens.values, np.float64)[None, None], place, at)
     return read[0, 0] if whole[0, 0] else None
 
 
 def _on_sphere(tokens: Tokens, place: int, start: int) -> tuple[Tokens, NDArray[np.bool_]]:
-    """Put some snapshots of some paths on the sphere, and tell which of them were recorded.
+    """Put some snapshots of some paths on the sphere, and return which of them were recorded.
 
     Runs in single precision miss the sphere by their rounding. All are checked at once: for small
     clouds, one by one takes longer than what is computed of them.

@@ -88,7 +88,7 @@ class MemoryStore:
         return np.array(self._arrays[name][index])
 
     def dataset(self, attrs: Mapping[str, Any], *, complete: bool = True) -> "xarray.Dataset":
-        """Give the run as a Dataset, equal to that of `open_run` for the same values.
+        """Return the run as a Dataset, equal to that of `open_run` for the same values.
 
         Parameters
         ----------
@@ -115,12 +115,12 @@ class MemoryStore:
         )
 
 
-# HDF5, which ends the process where a disk fails
-# -----------------------------------------------
+# HDF5 ends the process where a disk fails
+# ----------------------------------------
 
 
 class _Guarded(FileIO):
-    """A file for HDF5 to write, which does not survive an error: the first is raised at the end."""
+    """A file for HDF5, which no error may interrupt: the first error is raised at the end."""
 
     failure: OSError | None = None
 
@@ -161,7 +161,7 @@ Places = dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]  # offset in byte
 
 
 class _Variable(NamedTuple):
-    """A variable that is laid out; `fill` is its value everywhere, NaN or 0."""
+    """A variable in the layout of a file; `fill` is its initial value, NaN or 0."""
 
     name: str
     dims: tuple[str, ...]
@@ -171,14 +171,14 @@ class _Variable(NamedTuple):
     attrs: tuple[tuple[str, str], ...]
 
 
-Structure = tuple[dict[str, Any], Places]  # as `digests.description` has it, and places of values
-_SMALL = 1 << 20  # bytes of values up to which a structure is kept
+Structure = tuple[dict[str, Any], Places]  # from `digests.description`, and places of values
+_SMALL = 1 << 20  # structures with at most so many bytes of values are cached
 
 
 def lay_out(
     path: Path, layout: Layout, attrs: Mapping[str, Any], groups: Sequence[int], state: State
 ) -> Structure:
-    """Make a netCDF-4 file with every variable in one piece, filled with NaN; complete = 0.
+    """Create a netCDF-4 file with every variable in one piece, filled with NaN; complete = 0.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def lay_out(
             if "history" in attrs:
                 history = np.array(attrs["history"].encode(), _HISTORY)
                 file.attrs.create("history", history, dtype=_HISTORY)
-            # As long as it will be.
+            # The attribute gets its final length.
             room = len(json.dumps(dict.fromkeys(["", *described], "0" * 64)))
             file.attrs.create(DIGESTS, np.array(b"{}", f"S{room}"))
         os.fsync(raw.fileno())
@@ -235,21 +235,21 @@ def _of_schema(name: str, layout: Layout) -> _Variable:
     variable = layout.variables[name]
     dims, attrs = layout.dims(name), tuple(variable.attrs.items())
     if variable.dtype == "|b1":
-        attrs += (("dtype", "bool"),)  # as xarray knows it
+        attrs += (("dtype", "bool"),)  # as xarray stores it
     fill = 0.0 if name in COORDINATES else variable.fill
     return _Variable(name, dims, layout.shape(name), variable.stored, fill, attrs)
 
 
 @lru_cache(maxsize=4)
 def _image(variables: tuple[_Variable, ...]) -> tuple[bytes, dict[str, Any], Places]:
-    """Return the bytes of a small structure, kept since many runs of a study have the same."""
+    """Return the bytes of a small structure; cached, since many runs of a study have the same."""
     raw = io.BytesIO()
     described, places = _structure(raw, variables)
     return raw.getvalue(), described, places
 
 
 def _structure(raw: Any, variables: Sequence[_Variable]) -> Structure:
-    """Lay out variables, and the dimensions that they name, in an empty file."""
+    """Create variables, and the dimensions that they name, in an empty file."""
     described: dict[str, Any] = {}
     places: Places = {}
     scales: dict[str, h5py.Dataset] = {}
@@ -262,12 +262,12 @@ def _structure(raw: Any, variables: Sequence[_Variable]) -> Structure:
     with h5py.File(raw, "w", track_order=True) as file:
         for name, dims, shape, dtype, fill, attrs in variables:
             data = file.create_dataset(name, shape, dtype, fillvalue=fill, track_order=True)
-            data[(0,) * len(shape)] = fill  # the first value written makes HDF5 fill all others
+            data[(0,) * len(shape)] = fill  # writing the first value makes HDF5 fill all others
             data.attrs.update(dict(attrs))
             if dims == (name,):
                 scale(name, data, name)
             for dim, size in zip(dims, shape, strict=True):
-                if dim not in scales:  # netCDF-4 has a variable without values for it
+                if dim not in scales:  # for it, netCDF-4 has a variable without values
                     empty = file.create_dataset(dim, (size,), ">f4", track_order=True)
                     scale(dim, empty, f"{_UNNAMED}{size:10}")
                     described[dim] = [empty.dtype.str, [size], [""], {}]
@@ -283,7 +283,7 @@ def _structure(raw: Any, variables: Sequence[_Variable]) -> Structure:
 
 
 def set_late(path: Path, complete: int, history: str | None, found: Mapping[str, str]) -> None:
-    """Change the attributes of the end in place, unflushed, without disturbing readers of the file.
+    """Change the final attributes in place, unflushed, without disturbing readers of the file.
 
     Parameters
     ----------
@@ -333,9 +333,10 @@ class RunWriter:
     ) -> None:
         self.path, self.extends = path, str(attrs.get("extends", ""))
         self._lock, self._created, self._attrs = lock, str(attrs["created"]), dict(attrs)
-        self._layout = layout  # None: the run is resumed
+        self._layout = layout  # None if the run is resumed
         self._finished: os.stat_result | None = None
-        # The file has the first line until it is finished; those of resumes join it then.
+        # Until it is finished, the file has the first line only; lines of resumed runs are added
+        # then.
         self._history = list(history)
         self._described, self._places = described, places
         self._running = {name: Running(order) for name, order in orders.items()}
@@ -382,10 +383,11 @@ class RunWriter:
         path, extends = final_of(path), "extends" in attrs
         disk.check_target(path, layout, overwrite or extends)
         lock = disk.RunLock(path)
-        # A unique name, so that what is replaced stays whole until its successor is.
+        # The draft has a unique name, so that a file that is replaced stays whole until the new one
+        # is.
         new = draft_of(partial_of(path))
         try:
-            # Another process may have begun, and ended, between the check and the lock.
+            # Another process may have started and finished between the check and the lock.
             disk.check_target(path, layout, overwrite or extends)
             disk.remove_drafts_of(path)
             described, places = lay_out(new, layout, attrs, groups, state or {})
@@ -393,7 +395,7 @@ class RunWriter:
                 disk.remove_run(path)
             elif extends and read.never_started(path):
                 disk.remove(partial_of(path))
-            disk.remove(checkpoint_of(path), former_of(path))  # of a run that is gone
+            disk.remove(checkpoint_of(path), former_of(path))  # of a run that no longer exists
             disk.place(new, partial_of(path))
             disk.sync_directory(path.parent)
             history = [attrs["history"]] if "history" in attrs else []
@@ -422,7 +424,7 @@ class RunWriter:
         *,
         progress: bool = False,
     ) -> "tuple[RunWriter, dict[str, NDArray[Any]]]":
-        """Open an unfinished run file where its last checkpoint left it.
+        """Open an unfinished run file at its last checkpoint.
 
         What was recorded before the checkpoint is compared with its digests. Where the last
         checkpoint is damaged, the one before it counts, with a warning.
@@ -451,7 +453,7 @@ class RunWriter:
         lock = disk.RunLock(path)
         writer = None
         try:
-            _check_unfinished(path)  # another process may have ended it between check and lock
+            _check_unfinished(path)  # another process may have finished it between check and lock
             disk.remove_drafts_of(path)
             try:
                 attrs = _attributes(unfinished)
@@ -467,7 +469,7 @@ class RunWriter:
             state = read.last_checkpoint(path, attrs["created"])
             known = _recorded(state, path)
             history = known["history"]
-            if attrs["complete"]:  # killed between its last writes
+            if attrs["complete"]:  # the process was killed between its last writes
                 set_late(unfinished, 0, history[0] if history else None, {})
             history += [history_line(f"resumed by {command_text()}")] if history else []
             if digests.of_attributes(described, "") != known["attributes"]:
@@ -484,7 +486,7 @@ class RunWriter:
         return writer, state
 
     def _check_recorded(self, known: Mapping[str, list[Any]], progress: bool) -> None:
-        """Compare what was recorded before the checkpoint, and take its digests up."""
+        """Compare what was recorded before the checkpoint with its digests, and continue these."""
         total = sum(int(count or 0) for count, _ in known.values())
         with progress_bar(total, "checking what was recorded", progress) as tick:
             for name, (count, digest) in known.items():
@@ -532,7 +534,7 @@ class RunWriter:
     def _pieces(
         self, name: str, starts: Sequence[int], block: NDArray[Any]
     ) -> Iterator[NDArray[np.uint8]]:
-        """Bytes of each piece of a block, the file being at its place."""
+        """Yield the bytes of each piece of a block, with the file at its position."""
         offset, _, dtype = self._places[name]
         data = block.reshape(-1).view(np.uint8)
         for start, piece in zip(starts, np.split(data, max(1, len(starts))), strict=False):
@@ -540,7 +542,7 @@ class RunWriter:
             yield piece
 
     def keep_state(self, first: int, state: State) -> None:
-        """Write the state of a group of paths at the end, arrays (group, ...)."""
+        """Write the final state of a group of paths, arrays (group, ...)."""
         for name, value in state.items():
             array = np.asarray(value)
             self.write(f"{STATE}/{name}", (slice(first, first + len(array)),), array)
@@ -573,7 +575,7 @@ class RunWriter:
         try:
             os.fsync(self._file.fileno())
             with drafts(path) as (draft,):
-                with open(draft, "xb") as raw:  # a path would get the ending .npz
+                with open(draft, "xb") as raw:  # numpy would add the ending .npz to a path
                     np.savez(raw, **arrays)  # type: ignore[arg-type]
                     raw.flush()
                     os.fsync(raw.fileno())
@@ -585,7 +587,7 @@ class RunWriter:
             raise disk_error(error, "write", path, kept=True) from None
 
     def _read_around(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """Read the bytes that are no values and stay as they are until the end, and their places.
+        """Read the bytes outside the values, which do not change until the end, and their places.
 
         A checkpoint keeps them: HDF5 cannot read what a power failure may leave of the last writes.
         """
@@ -662,7 +664,7 @@ class RunWriter:
         return running.hexdigest()
 
     def dataset(self) -> "xarray.Dataset":
-        """Give the finished run as a Dataset, equal to that of `open_run`.
+        """Return the finished run as a Dataset, equal to that of `open_run`.
 
         A run that was not resumed is opened without reading what it holds, which is known: to read
         and check it takes two fifths of a small run's time for its file.
@@ -694,12 +696,12 @@ class RunWriter:
             return False
 
     def abandon(self) -> None:
-        """Close, and leave data and checkpoint where a later run resumes them."""
+        """Close the file, and leave data and checkpoint to be resumed later."""
         self._file.close()
         self._lock.release()
 
     def discard(self) -> None:
-        """Close, and delete data and checkpoint: for a run that failed before its first record."""
+        """Close the file, and delete data and checkpoint: for a run without any record."""
         self._file.close()
         _, *rest = disk.files_of(self.path)
         disk.remove(*rest)
@@ -724,7 +726,7 @@ class RunWriter:
 
 
 def _places(file: h5py.File, path: Path) -> Places:
-    """Find the values of each variable: name -> offset in bytes, shape, type.
+    """Find the places of the values of each variable: name -> offset in bytes, shape, type.
 
     Raises
     ------
@@ -763,14 +765,14 @@ def _attributes(path: Path) -> dict[str, Any]:
 def _at_gaps(
     file: FileIO, gaps: NDArray[np.int64], around: NDArray[np.uint8]
 ) -> Iterator[NDArray[np.uint8]]:
-    """Bytes of each gap (offset, size) among those of all, the file being at its place."""
+    """Yield the bytes of each gap (offset, size), with the file at its position."""
     for offset, part in zip(gaps[:, 0], np.split(around, np.cumsum(gaps[:-1, 1])), strict=True):
         file.seek(offset)
         yield part
 
 
 def _mended(path: Path) -> bool:
-    """Write back what the last checkpoint knows of a file around its values; False without it."""
+    """Restore the bytes around the values from the last checkpoint; return False without one."""
     try:
         state = read.last_checkpoint(path, None)
         around, gaps = state[read.AROUND], state[read.GAPS]
@@ -810,7 +812,7 @@ def _check_resumable(attrs: Mapping[str, Any], wanted: Mapping[str, Any], path: 
 
 
 def _recorded(state: dict[str, NDArray[Any]], path: Path) -> dict[str, Any]:
-    """Take what a checkpoint says of its file out of the state."""
+    """Remove from the state what a checkpoint says of its file, and return it."""
     try:
         del state[read.AROUND], state[read.GAPS]
         known = json.loads(str(state.pop(read.RECORDED)))
@@ -826,7 +828,7 @@ def _recorded(state: dict[str, NDArray[Any]], path: Path) -> dict[str, Any]:
 
 
 def spans(shape: tuple[int, ...], index: tuple[Index, ...]) -> tuple[list[int], tuple[int, ...]]:
-    """Find the values of an index in an array stored in C order.
+    """Locate the values of an index in an array stored in C order.
 
     Parameters
     ----------
@@ -863,14 +865,14 @@ def spans(shape: tuple[int, ...], index: tuple[Index, ...]) -> tuple[list[int], 
 
 
 def write_all(write: Callable[[Any], int | None], data: NDArray[np.uint8]) -> None:
-    """Write bytes at the present place, however many calls the system makes of it."""
+    """Write bytes at the current position, in as many calls as the system needs."""
     done = 0
     while done < data.size:
         done += write(data[done:].data) or 0
 
 
 def read_all(file: FileIO, data: NDArray[np.uint8]) -> None:
-    """Read bytes from the present place until `data` is full."""
+    """Read bytes from the current position until `data` is full."""
     done = 0
     while done < data.size:
         count = file.readinto(data[done:].data)

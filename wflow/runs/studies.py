@@ -116,7 +116,7 @@ def open_study(folder: str | Path) -> "xarray.DataTree":
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise RunFileError unless there is something in the folder."""
+    """Raise RunFileError unless the folder contains something."""
     if folder.is_file():
         raise RunFileError(
             f"{folder} is a file: open_study takes the folder of a study; wflow.open opens a run"
@@ -132,7 +132,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _none(folder: Path, lost: list[str]) -> str:
-    """Return the message for a folder with nothing that can be opened."""
+    """Return the message for a folder in which nothing can be opened."""
     if lost:
         return f"nothing in {folder} can be read: {'; '.join(lost)}; restore it from a copy"
     return (
@@ -142,7 +142,7 @@ def _none(folder: Path, lost: list[str]) -> str:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Name the nodes and their files: the summary, runs, and trainings in their folders."""
+    """Yield the names of the nodes and their files: the summary, runs, and trainings."""
     if (folder / SUMMARY).exists():
         yield "summary", folder / SUMMARY
     found: dict[str, Path] = {}
@@ -161,7 +161,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _is_run(file: Path) -> bool:
-    """Return whether a file is a run; one that cannot be read counts, so that it is reported."""
+    """Return whether a file is a run; an unreadable file counts, so that it is reported."""
     if not file.exists():
         return parts_of(file).is_dir()
     try:
@@ -186,7 +186,7 @@ def _open(file: Path, document: dict[str, Any]) -> "xarray.Dataset":
     if file.name == SUMMARY and document and created != document.get("created", created):
         raise RunFileError("it is of another time than summary.json; run again with --resume")
     try:
-        with signals_held():  # h5netcdf does not clean up after half an opening
+        with signals_held():  # h5netcdf does not clean up after a failed opening
             return lazy.foreign_dataset(file)
     except BROKEN as error:
         raise RunFileError(f"{file} cannot be read: {error}") from None

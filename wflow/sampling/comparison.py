@@ -1,4 +1,4 @@
-"""Distances between samples in R^d: how far what was drawn is from what should have been drawn.
+"""Distances between samples in R^d, such as drawn samples and a reference.
 
 `w2` is the metric itself, for some thousand points; `sliced_w2` and `mmd` take larger samples and
 any dimension, `frechet` compares mean and covariance alone. Distances of tokens on the sphere are
@@ -27,7 +27,7 @@ _OCTAVES = np.array([0.25, 0.5, 1.0, 2.0, 4.0])
 
 
 def _samples(x: ArrayLike, y: ArrayLike, least: int = 1) -> tuple[FloatArray, FloatArray]:
-    """Two samples of one dimension, (n, d) and (m, d)."""
+    """Check two samples of one dimension, (n, d) and (m, d)."""
     given = reals(x, "x"), reals(y, "y")
     for values, name in zip(given, ("x", "y"), strict=True):
         if values.ndim != 2 or len(values) < least or values.shape[1] == 0:
@@ -214,7 +214,7 @@ def mmd(x: ArrayLike, y: ArrayLike, bandwidths: ArrayLike | None = None) -> floa
 
 
 def _kernel_sum(x: FloatArray, y: FloatArray, widths: FloatArray) -> float:
-    """Sum of k over all pairs, without an array of all of them."""
+    """Return the sum of k over all pairs, without an array of all of them."""
     rows = max(1, _BLOCK // len(y))
     total = 0.0
     with np.errstate(under="ignore", over="ignore"):

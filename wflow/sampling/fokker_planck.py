@@ -189,7 +189,7 @@ def _increasing(given: ArrayLike, name: str, least: int = 3) -> Array:
 
 
 def _initial(density: Density, centres: Array, widths: Array) -> Array:
-    """The means of the cells at time 0, of mass one."""
+    """Return the means of the cells at time 0, of mass one."""
     if callable(density):
         state = returned(density(centres), centres.shape, "density")
     else:
@@ -215,7 +215,7 @@ def _free_energy(state: Array, potential: Array, widths: Array, beta: float) -> 
 
 
 def _bernoulli(z: Array) -> Array:
-    """B(z) = z / (exp(z) - 1), to rounding for every z."""
+    """Return B(z) = z / (exp(z) - 1), to rounding for every z."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         return np.where(z == 0, 1.0, z / np.expm1(z))
 
@@ -237,7 +237,7 @@ class _Stepper:
         self.replaced = 0
 
     def solver(self, t: float, dt: float) -> Callable[[Array], Array]:
-        """The inverse of 1 - dt L(t), by Gauss elimination."""
+        """Return the inverse of 1 - dt L(t), by Gauss elimination."""
         from scipy.linalg.lapack import dgttrf, dgttrs
 
         if dt not in self.solvers:
@@ -260,7 +260,7 @@ class _Stepper:
         return self.solvers[dt]
 
     def step(self, u: Array, t: float, dt: float) -> Array:
-        """One step of second order, or four of implicit Euler where that makes u negative."""
+        """Compute one step of second order, or four of implicit Euler if u became negative."""
         part = _GAMMA * dt
         middle = self.solver(t + part, part)(u)
         last = self.solver(t + dt, part)(u + (1 - _GAMMA) / _GAMMA * (middle - u))

@@ -77,7 +77,7 @@ class Prior(ABC):
 
     @abstractmethod
     def value(self, x: ArrayLike) -> FloatArray:
-        r"""Potential :math:`\psi(x)`.
+        r"""Return the potential :math:`\psi(x)`.
 
         Parameters
         ----------
@@ -92,7 +92,7 @@ class Prior(ABC):
 
     @abstractmethod
     def prox(self, x: ArrayLike, h: float) -> FloatArray:
-        """Proximal map S(x) of step h.
+        """Return the proximal map S(x) of step h.
 
         Parameters
         ----------
@@ -109,7 +109,7 @@ class Prior(ABC):
 
     @abstractmethod
     def prox_derivative(self, x: ArrayLike, h: float) -> FloatArray:
-        """Derivative of the proximal map at x; at a kink, one of its one-sided values.
+        """Return the derivative of the proximal map at x; at a kink, one of its one-sided values.
 
         Parameters
         ----------
@@ -126,7 +126,7 @@ class Prior(ABC):
         """
 
     def envelope(self, x: ArrayLike, h: float) -> FloatArray:
-        r"""Moreau envelope :math:`e_h(x) = \psi(S(x)) + |x - S(x)|^2/(2h)`.
+        r"""Return the Moreau envelope :math:`e_h(x) = \psi(S(x)) + |x - S(x)|^2/(2h)`.
 
         Parameters
         ----------
@@ -145,7 +145,7 @@ class Prior(ABC):
         return self.value(image) + np.sum((x - image) ** 2, axis=-1) / (2 * h)
 
     def log_normaliser(self, y: ArrayLike, *, h: float, beta: float) -> FloatArray:
-        r"""Logarithm of the normaliser Z(y): here its Laplace approximation.
+        r"""Return the logarithm of the normaliser Z(y): here its Laplace approximation.
 
         Parameters
         ----------
@@ -166,7 +166,7 @@ class Prior(ABC):
         return width - 0.5 * beta * self.envelope(y, h)
 
     def largest_step(self, beta: float) -> float:
-        r"""Largest step for which the proximal map takes no spread from a cloud.
+        r"""Return the largest step for which the proximal map takes no spread from a cloud.
 
         Parameters
         ----------
@@ -441,7 +441,7 @@ def separable(
     kinks: Sequence[float] = (),
     normaliser: str = "quadrature",
 ) -> Prior:
-    r"""Prior :math:`\psi(x) = \sum_i g(x_i)` of a convex function g of one coordinate.
+    r"""Return the prior :math:`\psi(x) = \sum_i g(x_i)` of a convex function g of one coordinate.
 
     Parameters
     ----------
@@ -505,7 +505,7 @@ def step_of(h: Any, beta: Any) -> tuple[float, float]:
 
 
 def too_long(prior: Prior, *, h: float, beta: float) -> bool:
-    """Whether a step is longer than `Prior.largest_step`, but for rounding."""
+    """Return whether a step is longer than `Prior.largest_step`, up to rounding."""
     return h > prior.largest_step(beta) * (1 + 1e-9)
 
 
@@ -585,14 +585,14 @@ def _points(x: ArrayLike) -> FloatArray:
 
 
 def _log_cosh(u: FloatArray) -> FloatArray:
-    """log cosh u without overflow."""
+    """Return log cosh u without overflow."""
     size = np.abs(u)
     near = np.sinh(np.minimum(size, 1.0) / 2) ** 2  # (cosh u - 1)/2
     return np.where(size < 1, np.log1p(2 * near), size + np.log1p(np.exp(-2 * size)) - math.log(2))
 
 
 def _minus_tanh(u: FloatArray) -> FloatArray:
-    """u - tanh u, by its series near zero where the difference cancels."""
+    """Return u - tanh u, by its series near zero where the difference cancels."""
     square = np.minimum(u * u, 0.01)
     series = np.zeros_like(square)
     for coefficient in (-929569 / 638512875, 21844 / 6081075, -1382 / 155925, 62 / 2835, -17 / 315,
@@ -602,7 +602,7 @@ def _minus_tanh(u: FloatArray) -> FloatArray:
 
 
 def _double_exponential(step: float = 0.035, limit: float = 3.2) -> tuple[FloatArray, FloatArray]:
-    """Nodes on (0, 1) and logarithms of the weights of the double exponential rule."""
+    """Return nodes on (0, 1) and logarithms of the weights of the double exponential rule."""
     t = np.arange(-limit, limit + step / 2, step)
     half = 0.5 * math.pi * np.sinh(t)
     log_weights = np.log(step * 0.25 * math.pi * np.cosh(t)) - 2 * _log_cosh(half)
@@ -617,7 +617,7 @@ def _log_integral(
     y: FloatArray,
     breaks: list[FloatArray],
 ) -> FloatArray:
-    """log of the integral of exp(log_integrand(z, y)) over z, for every entry of y.
+    """Return the log of the integral of exp(log_integrand(z, y)) over z, for every entry of y.
 
     `breaks` are the ends and the points between at which the integrand is not smooth, or largest;
     they need not be in order.
@@ -640,7 +640,7 @@ _NODES_OF_PANEL = 16
 def _from_table(
     function: Callable[[FloatArray], FloatArray], y: FloatArray, width: float
 ) -> FloatArray:
-    """Values of a log normaliser at y, interpolated where that takes fewer of them.
+    """Return values of a log normaliser at y, interpolated where that takes fewer of them.
 
     Z(y + i eta)/Z(y) is up to a phase the characteristic function of a strongly log-concave
     density, whose variance is at most width^2/2: it has no zero for ``|eta| < width``, so that the

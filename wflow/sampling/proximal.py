@@ -128,7 +128,7 @@ class _Setting(NamedTuple):
 
 
 class _Keys(NamedTuple):
-    """What the kernel takes of the context: keys y - centre, and biases relative to the largest.
+    """Arguments of the kernel from the context: keys y - centre, biases relative to the largest.
 
     Points are taken relative to the centre of the context, so that rounding is that of the cloud
     and not of its place.
@@ -141,7 +141,7 @@ class _Keys(NamedTuple):
 
 
 class _Queries(NamedTuple):
-    """What it takes of x: q(x), U(x, y) - <q, y - centre> - bias(y), and Dq where not beta/(2h)."""
+    """Arguments of the kernel from x: q(x), U(x, y) - <q, y - centre> - bias(y), and Dq."""
 
     queries: FloatArray
     constant: FloatArray
@@ -257,7 +257,7 @@ def interaction(
     prior: Prior,
     kernel: Kernel = "exact",
 ) -> Floats:
-    r"""Interaction U(x, y) of all pairs of two clouds [1]_, as a matrix.
+    r"""Return the interaction U(x, y) of all pairs of two clouds [1]_, as a matrix.
 
     Parameters
     ----------
@@ -339,7 +339,7 @@ def attention_mean(
     exclude_self: bool = False,
     covariance: bool = False,
 ) -> AttentionMean:
-    r"""Attention M(x; C) of queries x over a context C, with the trace of its Jacobian.
+    r"""Compute attention M(x; C) of queries x over a context C, with the trace of its Jacobian.
 
     Parameters
     ----------
@@ -423,7 +423,7 @@ def _attention(
     left_out: NDArray[np.int64] | None = None,
     covariance: bool = False,
 ) -> AttentionMean:
-    """The attention of all queries in double precision, or of `x`, with `keys` formed before."""
+    """Compute the attention of all queries in double precision, or of `x`, from given `keys`."""
     keys = _keys(setting) if keys is None else keys
     if x is None:
         x, left_out = setting.x.astype(np.float64, copy=False), setting.left_out
@@ -470,7 +470,7 @@ def _moments(
     rows: NDArray[np.intp],
     columns: NDArray[np.intp],
 ) -> tuple[SoftmaxMeans, FloatArray, FloatArray]:
-    """Averages of the keys, and of the products of their coordinates `rows` and `columns`."""
+    """Average the keys, and the products of their coordinates `rows` and `columns`."""
     k = keys.keys
     share = max(_COLUMNS, _VALUES // k[..., 0].size)
     parts: list[SoftmaxMeans] = []
@@ -489,7 +489,7 @@ def _means(
     left_out: NDArray[np.int64] | None,
     values: FloatArray,
 ) -> SoftmaxMeans:
-    """Averages of values, in the precision of the clouds."""
+    """Average values, in the precision of the clouds."""
     q, k, b, v = (
         part.astype(setting.x.dtype, copy=False) for part in (queries, keys.keys, keys.bias, values)
     )
@@ -510,7 +510,7 @@ def score(
     kernel: Kernel = "exact",
     exclude_self: bool = False,
 ) -> Floats:
-    r"""Score of the operator's law of a context at x, as attention (Proposition 2 [1]_).
+    r"""Return the score of the operator's law at x, as attention (Proposition 2 [1]_).
 
     Parameters
     ----------
@@ -578,7 +578,7 @@ def layer(
     context: ArrayLike | None = None,
     exclude_self: bool = False,
 ) -> Floats:
-    r"""One sparse transformer layer, the proximal half of a step of the operator [1]_.
+    r"""Apply one sparse transformer layer, the proximal half of a step of the operator [1]_.
 
     Parameters
     ----------
@@ -660,7 +660,7 @@ def layer(
 
 
 def _share_absorbed(x: FloatArray, prior: Prior, h: float) -> float:
-    """Share of the coordinates, or directions, whose spread the proximal map takes."""
+    """Return the share of coordinates, or directions, whose spread the proximal map removes."""
     derivative = prior.prox_derivative(x, h)
     coupled = derivative.ndim > x.ndim
     return float(np.mean((np.linalg.eigvalsh(derivative) if coupled else derivative) < 0.5))
@@ -676,7 +676,7 @@ def folded(
     kernel: Kernel = "exact",
     exclude_self: bool = False,
 ) -> NDArray[np.bool_]:
-    r"""Whether a layer folds the cloud at each token: its Jacobian has an eigenvalue <= 0.
+    r"""Return whether a layer folds the cloud at each token: a Jacobian eigenvalue is <= 0.
 
     Parameters
     ----------
@@ -750,7 +750,7 @@ def backward(
     kernel: Kernel = "exact",
     exclude_self: bool = False,
 ) -> Floats:
-    r"""Backward map B, the inverse of a layer of the flow whose density is exact.
+    r"""Apply the backward map B, the inverse of a layer of the flow whose density is exact.
 
     Parameters
     ----------
@@ -823,7 +823,7 @@ def backward_inverse(
     tolerance: float = 1e-14,
     max_iterations: int = 100,
 ) -> Floats:
-    r"""Inverse of the backward map: the x with B(x) = y.
+    r"""Invert the backward map: return the x with B(x) = y.
 
     Parameters
     ----------
@@ -911,11 +911,11 @@ def _newton(
     tolerance: float,
     max_iterations: int,
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Solutions x of B(x) = goal (n, d) for the tokens `place` of a chain, and which were found."""
+    """Solve B(x) = goal (n, d) for the tokens `place` of a chain; return x, and what was found."""
     convex = setting.kernel != "published"
 
     def evaluate(x: FloatArray, some: NDArray[np.intp]) -> tuple[FloatArray, FloatArray]:
-        """Objective and its gradient B(x) - goal; for the kernel "published" half of its square."""
+        """Return objective and gradient B(x) - goal; for "published" half of its square."""
         at = _local(setting, keys, chain, place[some], x)
         residual = x - 0.5 * (at.image - at.mean) - goal[some]
         if not convex:
@@ -974,7 +974,7 @@ def _local(
 def _half(
     setting: _Setting, keys: _Keys, chain: int, place: NDArray[np.intp], x: FloatArray
 ) -> FloatArray:
-    """(DS - DM)/2 at some tokens of one chain."""
+    """Return (DS - DM)/2 at some tokens of one chain."""
     found = _of_chain(setting, keys, chain, place, x, covariance=True)
     derivative = _matrix(setting.prior.prox_derivative(x, setting.h), x)
     slope = np.asarray(found.covariance)[0] * setting.scale
@@ -997,7 +997,7 @@ def _of_chain(
 
 
 def _matrix(derivative: FloatArray, x: FloatArray) -> FloatArray:
-    """A derivative as matrices, also where only the diagonal is given."""
+    """Return a derivative as matrices, also where only the diagonal is given."""
     if derivative.ndim > x.ndim:
         return derivative
     return derivative[..., None] * np.eye(x.shape[-1])
@@ -1006,7 +1006,7 @@ def _matrix(derivative: FloatArray, x: FloatArray) -> FloatArray:
 def _batches(
     setting: _Setting, chosen: NDArray[np.bool_]
 ) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Chains and places of the chosen tokens, as many at a time as have room for matrices."""
+    """Yield chains and places of the chosen tokens, as many at a time as have room for matrices."""
     most = max(1, _VALUES // setting.x.shape[-1] ** 2)
     for chain, row in enumerate(chosen):
         places = np.flatnonzero(row)
@@ -1015,5 +1015,5 @@ def _batches(
 
 
 def _as_given(setting: _Setting, result: Floats) -> Floats:
-    """A result (chains, n, d) in the precision and with the leading axes of the arguments."""
+    """Return a result (chains, n, d) with the precision and leading axes of the arguments."""
     return result.astype(setting.x.dtype, copy=False).reshape(*setting.lead, *result.shape[1:])

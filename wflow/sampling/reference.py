@@ -3,8 +3,8 @@
 `bayesian_lasso` is the Gibbs sampler of a linear model with a Laplace prior, `pcn` serves priors
 that are maps of a Gaussian, `metropolis` any density (with its gradient, if given), `tempered` is
 sequential Monte Carlo from the prior, for posteriors with several modes. `r_hat` and `ess` judge
-the chains. Every chain has a generator of its own, spawned from the seed, and all sums are made in
-a fixed order: the numbers do not depend on the number of threads.
+the chains. Every chain has a separate generator, spawned from the seed, and all sums are computed
+in a fixed order: the numbers do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def _chains(samples: ArrayLike) -> FloatArray:
 
 
 def _split(x: FloatArray) -> FloatArray:
-    """Halves of the chains as chains; the middle draw of an odd number is left out."""
+    """Return the halves of chains as chains; the middle draw of an odd number is left out."""
     half = x.shape[1] // 2
     return np.concatenate([x[:, :half], x[:, -half:]])
 
@@ -272,7 +272,7 @@ def _scale_reduction(x: FloatArray) -> FloatArray:
 
 
 def _effective(x: FloatArray) -> float:
-    """Effective sample size of chains (m, n) of one quantity."""
+    """Return the effective sample size of chains (m, n) of one quantity."""
     m, n = x.shape
     centred = x - x.mean(axis=1, keepdims=True)
     transform = np.fft.rfft(centred, 2 * n, axis=1)
@@ -293,7 +293,7 @@ def _effective(x: FloatArray) -> float:
 def _dataset(
     samples: FloatArray, log_density: FloatArray, acceptance: FloatArray, **attrs: Any
 ) -> Dataset:
-    """Chains as a Dataset, with their diagnostics."""
+    """Return chains as a Dataset, with their diagnostics."""
     import xarray
 
     return xarray.Dataset(
@@ -313,7 +313,7 @@ def _dataset(
 
 
 def _generators(seed: int, chains: int) -> list[np.random.Generator]:
-    """One generator for each chain."""
+    """Return one generator for each chain."""
     children = np.random.SeedSequence(whole(seed, "seed", 0)).spawn(chains)
     return [np.random.Generator(np.random.Philox(child)) for child in children]
 
@@ -561,7 +561,7 @@ def laplace_from_normal(xi: ArrayLike, lam: float) -> tuple[FloatArray, FloatArr
 
 
 def _values(log_density: LogDensity, x: FloatArray, name: str) -> FloatArray:
-    """Log densities (n,) of points (n, d), checked."""
+    """Return checked log densities (n,) of points (n, d)."""
     values = returned(log_density(x), x.shape[:1], f"{name}, of points {x.shape},", finite=False)
     if np.isnan(values).any() or np.any(values == math.inf):
         raise InputError(
@@ -765,7 +765,7 @@ def climb(log_density: LogDensity, start: ArrayLike, *, iterations: int = 200) -
 
 
 def _with_slope(log_density: LogDensity, points: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Log densities (n,) and their gradients (n, d), zero where the density is."""
+    """Return log densities (n,) and gradients (n, d), which are zero where the density is."""
     found = log_density(points)
     if not isinstance(found, tuple) or len(found) != 2:
         raise InputError("log_density returns no pair: expected the value and its gradient")
@@ -914,7 +914,7 @@ def _factor(
     weights: FloatArray | None = None,
     correlated: float = 1.0,
 ) -> FloatArray:
-    """Cholesky factor of the covariance of points, shrunk towards the one before for few of them.
+    """Return a Cholesky factor of the covariance of points, shrunk to the previous for few of them.
 
     correlated : number of points that are worth one independent point
     """
@@ -1052,7 +1052,7 @@ def tempered(
 
 
 def _next_power(likelihood: FloatArray, power: float) -> tuple[float, FloatArray, float]:
-    """The next power, the weights of the particles, and the log of the mean increment."""
+    """Return the next power, the particle weights, and the log of the mean increment."""
 
     def weighed(to: float) -> tuple[FloatArray, float]:
         with np.errstate(invalid="ignore"):

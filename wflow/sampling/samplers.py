@@ -229,7 +229,7 @@ def myula(
 ) -> xarray.Dataset:
     r"""Sample by the Moreau-Yosida regularised unadjusted Langevin algorithm.
 
-    Every token is a Markov chain of its own.
+    Every token is a separate Markov chain.
 
     Parameters
     ----------
@@ -350,7 +350,7 @@ def ula(
 ) -> xarray.Dataset:
     r"""Sample by the unadjusted Langevin algorithm.
 
-    Every token is a Markov chain of its own.
+    Every token is a separate Markov chain.
 
     Parameters
     ----------
@@ -447,7 +447,7 @@ def ula(
 
 @dataclass(frozen=True, eq=False)
 class _Method:
-    """A sampler.
+    """Method of a sampler.
 
     move : x and its gradients, both (paths, n, d), to x after the step without noise, diagnostics
     settings : what its run file names beside h, beta and the prior
@@ -465,7 +465,7 @@ class _Method:
 
 @dataclass(frozen=True, eq=False)
 class SamplerRun(Runnable):
-    """A run of a sampler, its arguments checked.
+    """Run of a sampler, with checked arguments.
 
     x0 : (n, d) or (paths, n, d)
     records, snapshots : numbers of steps at whose start diagnostics and tokens are kept
@@ -484,7 +484,7 @@ class SamplerRun(Runnable):
 
     @property
     def plan(self) -> Plan:
-        """What the driver needs to know of the run."""
+        """Sizes and options of the run for the driver."""
         return Plan(
             self.steps, self.paths, self.seed, self.paths, self.method.name, self.threads,
             self.checkpoint_every,
@@ -495,7 +495,7 @@ class SamplerRun(Runnable):
         store.write("initial_tokens", (), self.x0)
 
     def solver(self, first: int, last: int, paths: Paths, total: Array | None) -> SamplerBatch:
-        """The tokens of some paths at time 0."""
+        """Return the solver of some paths, with their tokens at time 0."""
         return SamplerBatch(self, paths)
 
     @property
@@ -503,7 +503,7 @@ class SamplerRun(Runnable):
         return len(self.x0) if self.x0.ndim == 3 else 1
 
     def layout(self) -> SampleLayout:
-        """Sizes of the run's file."""
+        """Return the sizes of the run's file."""
         return SampleLayout(
             paths=self.paths,
             times=self.records * self.method.h,
@@ -515,7 +515,7 @@ class SamplerRun(Runnable):
         )
 
     def config(self) -> dict[str, Any]:
-        """The run as JSON; x0, which the file holds, is named by its digest."""
+        """Return the run as JSON; x0, which the file holds, is named by its digest."""
         return {
             "sampler": self.method.name,
             "x0": array_config(self.x0),
@@ -529,13 +529,13 @@ class SamplerRun(Runnable):
         }
 
     def parts(self) -> dict[str, Any]:
-        """The parts of the configuration that may be custom."""
+        """Return the parts of the configuration that may be custom."""
         prior = self.method.prior
         described = {"grad": _described(self.grad)}
         return described | ({} if prior is None else {"prior": _described(prior)})
 
     def gradient(self, x: Array, step: int) -> Array:
-        """Gradients (paths, n, d), checked for their shape, and at step 0 to be finite."""
+        """Return gradients (paths, n, d), checked for their shape, and at step 0 to be finite."""
         name = getattr(self.grad, "__qualname__", type(self.grad).__name__)
         rows = x.reshape(-1, x.shape[-1])
         with reading("gradient", name, "the tokens"):
@@ -551,7 +551,7 @@ class SamplerRun(Runnable):
 
 
 def _described(part: Any) -> dict[str, Any]:
-    """What the configuration says of a prior or a gradient.
+    """Return the entry of a prior or a gradient in a configuration.
 
     A dataclass of wflow is known by its fields, anything else by its fingerprint.
     """
@@ -608,7 +608,7 @@ def _warn_lonely(run: xarray.Dataset) -> None:
 
 
 def _warn_diverging(problem: SamplerRun, run: xarray.Dataset) -> None:
-    """Warn of a finished run whose tokens move ever faster, by more than noise, way and spread.
+    """Warn of a finished run whose tokens move ever faster than noise and spread explain.
 
     The last two tell a step that is too large, above 2/L, from tokens on the way out of a saddle.
     """
@@ -633,7 +633,7 @@ def _warn_diverging(problem: SamplerRun, run: xarray.Dataset) -> None:
 def _run(
     problem: SamplerRun, out: str | Path | None, if_exists: IfExists, progress: bool
 ) -> xarray.Dataset:
-    """Compute a run in memory or in a file, and warn of what went wrong with it."""
+    """Compute a run in memory or in a file, and warn of its defects."""
     found = run(problem, out, if_exists, progress)
     _warn_lonely(found)
     _warn_diverging(problem, found)
@@ -664,7 +664,7 @@ class SamplerBatch(Solver):
         self.x = state["x"]
 
     def advance(self, step: int) -> int:
-        """Record what a step does, and take it."""
+        """Record the start of a step, and compute it."""
         problem, lost = self.problem, self.paths.lost
         if lost.any():
             self.x[lost] = self.start[lost]
@@ -686,7 +686,7 @@ class SamplerBatch(Solver):
         return step + 1
 
     def _moved(self, gradient: Array, step: int) -> tuple[Array, Diagnostics]:
-        """The tokens after the step without noise; paths whose scores leave the floats are lost."""
+        """Return the tokens after the step without noise; paths whose scores overflow are lost."""
         lost, method = self.paths.lost, self.problem.method
         while True:
             if lost.any():
@@ -704,7 +704,7 @@ class SamplerBatch(Solver):
                 self.x[lost] = self.start[lost]
 
     def _record(self, step: int, moved: Array, found: Diagnostics) -> None:
-        """Write what is kept of a step."""
+        """Write the records of a step."""
         problem, x, store = self.problem, self.x, self.paths
         rows = slice(store.first, store.last)
         at = place_of(step, problem.records)
@@ -722,7 +722,7 @@ class SamplerBatch(Solver):
 
 
 def _bad_gradient(gradient: Array, x: Array, path: int, step: int, h: float) -> BlowUpError:
-    """The error for a gradient that is no number, with the token it is of."""
+    """Return the error for a gradient that is not a number, with its token."""
     token = int(np.argmin(np.isfinite(gradient[path]).all(axis=1)))
     return BlowUpError(
         f"grad is {gradient[path, token][:4]} in step {step} of path {path}, at token {token}, "

@@ -37,7 +37,7 @@ _LOWEST = -1e30
 
 @njit(error_model="numpy")
 def _weights(s, at, step, count, low, top, squares, few_at, sums, sums_at, columns):
-    """2^(s - top) in place for the `count` sources of a block, with the new maximum.
+    """Compute 2^(s - top) in place for the `count` sources of a block, with the new maximum.
 
     `step` is 1 or 2 vectors in elements; exponents below `low` are taken as `low`. The sums of the
     blocks before are scaled to the new maximum.
@@ -92,7 +92,7 @@ def _weights(s, at, step, count, low, top, squares, few_at, sums, sums_at, colum
 
 @njit(error_model="numpy")
 def _workspace(groups, r, p, like):
-    """Vectors for one worker: queries, scores, sums, maxima, sums of squares."""
+    """Allocate the vectors of one worker: queries, scores, sums, maxima, sums of squares."""
     most = groups * 2
     return (
         vectors(most * r, like), vectors(most * BLOCK, like), vectors(most * rounded(p), like),
@@ -116,7 +116,7 @@ def _task(
     squares_out,
     sums_out,
 ):
-    """`groups` groups of targets of one chain, the first being group `first`."""
+    """Process `groups` groups of targets of one chain, starting at group `first`."""
     targets, r = q.shape
     own, scores, sums, top, squares = space
     width = lanes(own)
@@ -207,7 +207,7 @@ def softmax_means(
     values: Floats,
     left_out: NDArray[np.int64] | None = None,
 ) -> SoftmaxMeans:
-    """Averages of values under the softmax of scaled products and a bias of each source.
+    """Average values under the softmax of scaled products and a bias of each source.
 
     Parameters
     ----------

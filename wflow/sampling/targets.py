@@ -56,7 +56,7 @@ class Target:
     prior: Prior
 
     def potential(self, x: ArrayLike) -> Array:
-        """Smooth part f of the potential.
+        """Return the smooth part f of the potential.
 
         Parameters
         ----------
@@ -71,7 +71,7 @@ class Target:
         raise NotImplementedError
 
     def grad(self, x: ArrayLike) -> Array:
-        """Gradient of the smooth part.
+        """Return the gradient of the smooth part.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class Target:
         return self.grad(x) + getattr(self.prior, "lam", 0.0) * np.sign(reals(x, "x"))
 
     def log_density(self, x: ArrayLike) -> Array:
-        r"""Logarithm of the density, without its constant: :math:`-\beta(f + \psi)`.
+        r"""Return the logarithm of the density, without its constant: :math:`-\beta(f + \psi)`.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class GaussianMixture(Target):
         return sign * np.maximum(away, 0.0)
 
     def mean(self) -> Array:
-        """Mean of the target.
+        """Return the mean of the target.
 
         Returns
         -------
@@ -258,7 +258,7 @@ class GaussianMixture(Target):
         return self._shares @ self._parts.first
 
     def covariance(self) -> Array:
-        """Covariance of the target.
+        """Return the covariance of the target.
 
         Returns
         -------
@@ -424,7 +424,7 @@ class BayesianLasso(Target):
         return np.einsum("...i,ij->...j", self._points(x), self._gram) - self._pull
 
     def smoothness(self) -> float:
-        r"""Largest eigenvalue L of the Hessian of f: steps need :math:`h < 2/L`.
+        r"""Return the largest eigenvalue L of the Hessian of f: steps need :math:`h < 2/L`.
 
         Returns
         -------

@@ -25,16 +25,18 @@ from wflow._core.files import array_header, check_stored
 from wflow._core.memory import check_memory
 from wflow._core.printable import printable
 
-# Shape of an array and its type; None: Python objects, which are not read.
+# An entry has the shape of an array and its type; None stands for Python objects, which are not
+# read.
 Entry = tuple[tuple[int, ...], np.dtype[Any] | None]
 _NAME_IT = "name one with key=NAME, or as FILE::NAME on the command line"
 _REAL = "biuf"  # kinds of numpy types that are real numbers
 _BLOCK = 2**22  # bytes of rows that are read at once
-COPIES = 5  # of tokens in memory: they, what they come from, and what puts them on the sphere
+COPIES = 5  # copies of tokens in memory: they, their source, and workspace of the normalisation
 
 Floats = NDArray[np.float64]
-# Of the numbers of rows and columns, known before they are read: the rows that are wanted,
-# ascending, or None for all. Of a block of rows and the number of its first one: raises InputError.
+# `Pick` gets the numbers of rows and columns before they are read, and returns the rows that are
+# wanted, ascending, or None for all. `Check` gets a block of rows and the number of its first one,
+# and raises InputError.
 Pick = Callable[[int, int], NDArray[np.integer[Any]] | None]
 Check = Callable[[Floats, int], None]
 
@@ -55,7 +57,7 @@ class Source(NamedTuple):
     stored: int | None = None
 
 
-Take = Callable[[Source], Floats]  # is called while the file is open
+Take = Callable[[Source], Floats]  # called while the file is open
 
 
 def read_array(
@@ -101,7 +103,7 @@ def read_array(
 
 
 def _taken(what: str, source: Source, pick: Pick | None, check: Check | None) -> Floats:
-    """The rows that are wanted."""
+    """Return the rows that are wanted."""
     shape, dtype, blocks, held, stored = source
     if dtype.kind not in _REAL:
         raise InputError(f"{what}: holds {dtype}; expected real numbers; convert it first")
@@ -140,7 +142,7 @@ def _of_array(array: NDArray[Any]) -> Source:
 
 
 def _step(row: int) -> int:
-    """Number of rows of so many bytes that are read at once."""
+    """Return the number of rows of so many bytes that are read at once."""
     return max(1, _BLOCK // max(1, row))
 
 
@@ -156,7 +158,7 @@ def optional_module(name: str, purpose: str) -> Any:
 
 
 def _choose(file: Path, entries: dict[str, Entry], key: str | None, hint: str = "") -> str:
-    """Name of the array to read: the key, or the only array of numbers with two dimensions."""
+    """Return the name of the array to read: the key, or the only 2-d array of numbers."""
     if key is not None and key in entries:
         return key
     flat = [
@@ -198,7 +200,7 @@ def _read_numpy(file: Path, key: str | None, take: Take) -> Floats:
 
 
 def _stored(stream: IO[bytes], file: Path) -> Source:
-    """The array of NumPy in a stream of a file."""
+    """Return the array of NumPy in a stream of a file as a `Source`."""
     shape, fortran, dtype = array_header(stream)
     if dtype.hasobject:
         raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
@@ -213,7 +215,7 @@ def _stored(stream: IO[bytes], file: Path) -> Source:
             count = min(_step(row), rows - first)
             yield np.frombuffer(_exactly(stream, count * row), dtype).reshape(count, *shape[1:])
 
-    # A block as it is stored, and a copy where it is unpacked or converted.
+    # Memory holds a block as it is stored, and a copy where it is unpacked or converted.
     held = (row + 8 * math.prod(shape[1:])) * (rows if fortran else min(_step(row), rows))
     return Source(shape, dtype, blocks(), held, os.path.getsize(file))
 
@@ -243,7 +245,7 @@ def _read_hdf5(file: Path, key: str | None, take: Take) -> Floats:
         data = handle[name]
         row = math.prod(data.shape[1:]) * data.dtype.itemsize
         step = _step(row)
-        if data.chunks is not None:  # which are unpacked as a whole
+        if data.chunks is not None:  # chunks are unpacked as a whole
             step += -step % data.chunks[0]
         blocks = (data[k : k + step] for k in range(0, len(data) if data.shape else 0, step))
         return take(Source(data.shape, data.dtype, blocks, row * step))
@@ -251,7 +253,7 @@ def _read_hdf5(file: Path, key: str | None, take: Take) -> Floats:
 
 def _read_parquet(file: Path, key: str | None, take: Take) -> Floats:
     arrow = optional_module("pyarrow", "parquet files")
-    # Not read_table, which takes a folder of the name a=1 for a column.
+    # read_table is not used: it takes a folder of the name a=1 for a column.
     with optional_module("pyarrow.parquet", "parquet files").ParquetFile(file) as source:
         schema, groups = source.schema_arrow, range(source.metadata.num_row_groups)
         index = (schema.pandas_metadata or {}).get("index_columns", [])
@@ -328,7 +330,7 @@ def _read_csv(file: Path, key: str | None, take: Take) -> Floats:
 
 
 def _is_header(file: Path, fields: list[str]) -> bool:
-    """Whether the first line names columns; a line with numbers is a token, whole or damaged."""
+    """Return whether the first line names columns; a line with numbers is a token, even damaged."""
     names = fields if fields[0] else fields[1:]
     counted = names == [str(i) for i in range(len(names))]  # column numbers, as pandas writes them
     if not any(names) or (not counted and any(_is_number(name) for name in names)):
@@ -357,7 +359,7 @@ def _is_number(field: str) -> bool:
 
 
 def _first_fault(file: Path, header: bool) -> str:
-    """Line and cause of the first line that is no row of numbers: numpy counts rows two ways."""
+    """Return line and cause of the first line that is no row of numbers."""
     width = 0
     with open(file, encoding="utf-8-sig", newline="") as handle:
         for number, line in enumerate(handle, start=1):

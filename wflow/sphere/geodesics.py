@@ -55,7 +55,7 @@ _ARCSINE = (
 
 @njit(error_model="numpy")
 def _angles(apart, summed):
-    """Vector of angles from those of |x - y|^2 and |x + y|^2."""
+    """Return the vector of angles from those of |x - y|^2 and |x + y|^2."""
     z = minimum(apart, summed) / (apart + summed)
     q = splat(_ARCSINE[-1])
     for k in range(len(_ARCSINE) - 2, -1, -1):
@@ -68,7 +68,7 @@ def _angles(apart, summed):
 
 @njit(error_model="numpy", forceinline=True)
 def power(r, p):
-    """r^p for r >= 0; exact for p = 1, one multiplication for p = 2."""
+    """Return r^p for r >= 0; exact for p = 1, one multiplication for p = 2."""
     if p == 2.0:
         return r * r
     if p == 1.0:
@@ -78,7 +78,7 @@ def power(r, p):
 
 @kernel(parallel=True)
 def _pair_costs(x, y, p, chordal):
-    """c(x_i, y_j)^p for x (n, d) and y (m, d): (n, m); c the chord or the geodesic distance."""
+    """Return c(x_i, y_j)^p for x (n, d) and y (m, d): (n, m); c chord or geodesic distance."""
     n, d = x.shape
     m = y.shape[0]
     step = lanes(np.empty(0))
@@ -122,23 +122,23 @@ _ANTIPODAL = 1e-7  # of |x + y|, below which the direction from x to y is roundi
 
 
 def angles(x: Array, y: Array) -> Array:
-    """Geodesic distances of unit vectors (..., d), accurate near 0 and near pi."""
+    """Return geodesic distances of unit vectors (..., d), accurate near 0 and near pi."""
     return 2 * np.arctan2(_norm(x - y), _norm(x + y))
 
 
 def pair_costs(x: Array, y: Array, p: float, chordal: bool) -> NDArray[np.float64]:
-    """c(x_i, y_j)^p for x (n, d) and y (m, d): (n, m); c the chord or the geodesic distance."""
+    """Return c(x_i, y_j)^p for x (n, d) and y (m, d): (n, m); c chord or geodesic distance."""
     with threads_for(len(x) * len(y)):
         return _pair_costs(x, y, p, chordal)
 
 
 def squared_distances(x: Array, y: Array) -> Array:
-    """Squared geodesic distances (n, m) between all tokens of two clouds (n, d) and (m, d)."""
+    """Return squared geodesic distances (n, m) between all tokens of clouds (n, d) and (m, d)."""
     return pair_costs(np.ascontiguousarray(x), np.ascontiguousarray(y), 2.0, False)
 
 
 def logarithm(x: Array, y: Array) -> Array:
-    """Tangent vector at x that leads to y along the shortest geodesic, of length its angle.
+    """Return the tangent vector at x that leads to y along the shortest geodesic.
 
     Half the gradient of -angle^2 by x. At antipodal points, where it is not unique, zero.
     """
@@ -152,7 +152,7 @@ def logarithm(x: Array, y: Array) -> Array:
 
 
 def geodesics(x: Array, y: Array, segments: int) -> Array:
-    """Points of the shortest geodesics from x to y (..., n, d) at equal steps: (segments + 1, ...).
+    """Return points of the shortest geodesics from x to y (..., n, d): (segments + 1, ...).
 
     Between antipodal tokens the one towards the coordinate axis most orthogonal to them.
     """
@@ -172,7 +172,7 @@ def geodesics(x: Array, y: Array, segments: int) -> Array:
 
 
 def refined(curve: Array) -> Array:
-    """A curve (K + 1, n, d) with the midpoint of every geodesic segment added: (2K + 1, n, d)."""
+    """Return a curve (K + 1, n, d) with the midpoint of every segment added: (2K + 1, n, d)."""
     middle = geodesics(curve[:-1], curve[1:], 2)[1]
     fine = np.empty((2 * len(curve) - 1, *curve.shape[1:]))
     fine[::2], fine[1::2] = curve, middle
@@ -180,7 +180,7 @@ def refined(curve: Array) -> Array:
 
 
 def spring_solver(stiffness: Array, *, free_end: bool):
-    """Inverse of the Hessian of 1/2 sum_k sum_i stiffness_ki |u_i^{k+1} - u_i^k|^2 by the nodes.
+    """Invert the Hessian of 1/2 sum_k sum_i stiffness_ki |u_i^{k+1} - u_i^k|^2 by the nodes.
 
     Parameters
     ----------

@@ -165,7 +165,7 @@ def as_tokens(x: ArrayLike, name: str = "x0") -> NDArray[np.float64]:
 
 
 def _largest_entries(vectors: FloatArray, name: str) -> FloatArray:
-    """Size of the largest entry of every vector, (..., 1); InputError where one is zero."""
+    """Return the largest absolute entry of every vector, (..., 1); refuse zero vectors."""
     largest = np.abs(vectors).max(axis=-1, keepdims=True)
     zero = np.argwhere(largest[..., 0] == 0)
     if zero.size:
@@ -185,7 +185,7 @@ def _vectors(values: ArrayLike, name: str) -> FloatArray:
 
 
 def _beside(x: ArrayLike, v: ArrayLike, name: str) -> tuple[FloatArray, FloatArray]:
-    """Points of the sphere and vectors there, of shapes that broadcast."""
+    """Check points of the sphere and vectors at them, and return both in shapes that broadcast."""
     points, vectors = _vectors(x, "x"), _vectors(v, name)
     try:
         np.broadcast_shapes(points.shape, vectors.shape)
@@ -210,17 +210,17 @@ def _finite(result: FloatArray) -> FloatArray:
 
 
 def normalise_unchecked(x: FloatArray) -> FloatArray:
-    """`normalise` for an array of floats (..., d) that is taken as it is."""
+    """Compute `normalise` for an array of floats (..., d) without checks."""
     with np.errstate(over="ignore", invalid="ignore"):  # the run looks for what is not finite
         return x / np.sqrt(np.einsum("...k,...k->...", x, x))[..., None]
 
 
 def project_unchecked(x: FloatArray, v: FloatArray) -> FloatArray:
-    """`project` for arrays of floats (..., d) that are taken as they are."""
+    """Compute `project` for arrays of floats (..., d) without checks."""
     return v - np.einsum("...k,...k->...", x, v)[..., None] * x
 
 
 def exponential_unchecked(x: FloatArray, u: FloatArray) -> FloatArray:
-    """`exponential` for arrays of floats (..., d) that are taken as they are."""
+    """Compute `exponential` for arrays of floats (..., d) without checks."""
     length = np.sqrt(np.einsum("...k,...k->...", u, u))[..., None]
     return np.cos(length) * x + np.sinc(length / np.pi).astype(u.dtype) * u

@@ -26,20 +26,20 @@ from numpy.typing import NDArray
 from wflow._core.compiler.functions import internal
 from wflow._core.compiler.vectors import align_stack, fma, lanes, load, splat, store
 
-# Points that are worked on together: vectors of a block of harmonics, as the tile wants them.
+# Number of vectors of points in a block of harmonics, as the tile wants them.
 PAIR = 2
-# Degrees of the series' longest head; its sources need two more.
+# Degrees of the longest series of a head; its sources need two more.
 DEGREE_CIRCLE, DEGREE_SPHERE = 96, 40
 
 
 @njit(error_model="numpy", forceinline=True)
 def count(degree, d):
-    """Number of harmonics up to a degree."""
+    """Return the number of harmonics up to a degree."""
     return (degree + 1) * (degree + 1) if d == 3 else 2 * degree + 1
 
 
 def recursion_table(d: int, degree: int) -> NDArray[np.float64]:
-    """Constants of the recursion, flat.
+    """Return the constants of the recursion, flat.
 
     d = 2: the two norms. d = 3: the place `first` of the steps; start_m; from `first` on two
     numbers for every (l, m), at l (l + 1) + 2 m: a_lm and -a_lm b_lm of
@@ -66,7 +66,7 @@ def recursion_table(d: int, degree: int) -> NDArray[np.float64]:
 
 @internal(forceinline=True)
 def multiplied(x, y, c, s):
-    """Real and imaginary part of (x + iy)(c + is)."""
+    """Return real and imaginary part of (x + iy)(c + is)."""
     return fma(x, c, splat(0.0) - y * s), fma(x, s, y * c)
 
 
@@ -141,7 +141,7 @@ def _circle(own, degree, table, out, at):
 
 @njit(error_model="numpy")
 def harmonics(own, d, degree, table, out, at):
-    """All harmonics up to `degree` of two blocks of points, two vectors per harmonic.
+    """Compute all harmonics up to `degree` of two blocks of points, two vectors per harmonic.
 
     own : (2, d) vectors of coordinates; out : `count` x 2 vectors, written from `at` on
     Cost: three multiply-adds and two products per two harmonics and vector.
@@ -155,7 +155,7 @@ def harmonics(own, d, degree, table, out, at):
 
 @njit(error_model="numpy")
 def radial_factors(r, r_at, growth, d, degree, top, out, vectors_per_degree, place):
-    """kappa i_l(r) for l <= degree, into out[(l vectors_per_degree + place)].
+    """Write kappa i_l(r), l <= degree, to out[(l vectors_per_degree + place)].
 
     The ratios i_l/i_(l-1) come from the backward recursion r/(2l + 1 + r ratio_(l+1)) (d = 2:
     r/(2l + ...)), which is stable and regular at r = 0; the scale from sum_l (2l + 1) i_l = e^r
@@ -183,7 +183,7 @@ def radial_factors(r, r_at, growth, d, degree, top, out, vectors_per_degree, pla
 
 
 def quadrature(d: int, degree: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Nodes (q, d) and weights (q,) on the sphere that integrate polynomials up to 2 degree.
+    """Return nodes (q, d) and weights (q,) on the sphere, exact for polynomials up to 2 degree.
 
     d = 2: 2 degree + 1 equal angles. d = 3: Gauss-Legendre in z times equal angles,
     (degree + 1)(2 degree + 1) nodes.
@@ -192,7 +192,7 @@ def quadrature(d: int, degree: int) -> tuple[NDArray[np.float64], NDArray[np.flo
 
 
 def half_quadrature(d: int, degree: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Nodes (q, d) and weights (q,) that with the antipodes integrate polynomials up to 2 degree.
+    """Return nodes (q, d) and weights (q,), exact up to 2 degree together with the antipodes.
 
     As `quadrature` with 2 degree + 2 angles, of which the first half is returned; an antipode has
     the weight of its node.
@@ -203,7 +203,7 @@ def half_quadrature(d: int, degree: int) -> tuple[NDArray[np.float64], NDArray[n
 def _product_rule(
     d: int, degree: int, number: int, kept: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Equal angles, the first `kept` of `number`, times Gauss-Legendre nodes where d = 3."""
+    """Return equal angles, the first `kept` of `number`, times Gauss-Legendre nodes where d = 3."""
     angles = 2 * math.pi * np.arange(kept) / number
     around = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     share = 2 * math.pi / number

@@ -284,7 +284,7 @@ def load(
     total = 0
 
     def pick(rows: int, columns: int) -> NDArray[np.int64] | None:
-        """The rows of the subset, unless all are needed for their principal axes."""
+        """Return the rows of the subset, or None if all are needed for their principal axes."""
         nonlocal total
         _check_sizes(rows, columns, what, n, d)
         total = rows
@@ -358,7 +358,7 @@ def pca(z: ArrayLike, d: int) -> NDArray[np.float64]:
 
 
 def make(spec: str, n: int | None = None, d: int | None = None, seed: int = 0) -> Tokens:
-    """Return tokens named by one word or a file name: what the `--tokens` flag of a study takes.
+    """Return tokens named by one word or a file name, as in the `--tokens` flag of studies.
 
     Parameters
     ----------
@@ -445,7 +445,7 @@ def _place(
 
 
 def _subset(rows: int, n: int | None, seed: int) -> NDArray[np.int64]:
-    """Numbers of n rows, ascending, a random subset without replacement."""
+    """Return the ascending numbers of n rows, a random subset without replacement."""
     return np.sort(_generator(seed).choice(rows, size=n, replace=False))
 
 

@@ -35,7 +35,7 @@ from wflow.study.flags import (
 from wflow.study.frame import Finding, Session, markdown_table, mean_text, session, slope_text
 from wflow.study.heads import SNAPSHOTS, run
 
-if TYPE_CHECKING:  # types for annotations in scripts, whose --help waits for neither library
+if TYPE_CHECKING:  # types for annotations in scripts; --help loads neither library
     from matplotlib.figure import Figure as Figure
     from xarray import Dataset as Dataset
 

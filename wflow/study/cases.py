@@ -1,4 +1,4 @@
-"""Labelled cases of a study: what they start from, and the table of what came out of each."""
+"""Labelled cases of a study: initial heads and seeds, and tables of their results."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def initial_heads(seed: int, heads: int, d: int) -> FloatArray:
 
 
 def seed_of(*key: int) -> int:
-    """Return a seed for every key of whole numbers: the draws of different keys are independent.
+    """Return a seed for a key of whole numbers; draws of different keys are independent.
 
     Parameters
     ----------

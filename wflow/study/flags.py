@@ -1,4 +1,4 @@
-"""Flags of the studies: what they mean, how they are checked, how a command line gives them."""
+"""Flags of the studies: their types, their checks, and the command line."""
 
 import argparse
 import inspect
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _MAX_SEED = 2**63
-_LARGEST = 10**9  # of all counts
+_LARGEST = 10**9  # limit of all counts
 
 
 Switch = tyro.conf.FlagCreatePairsOff[bool]
@@ -148,7 +148,7 @@ class OutputFlags:
     """Log on stderr what the runs do: start, checkpoints, end."""
 
     def check(self) -> None:
-        """Refuse flags that make no study, before anything is computed or written.
+        """Refuse flags that define no study, before anything is computed or written.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class OutputFlags:
 
     @classmethod
     def of(cls, preset: str, **given: Any) -> Self:
-        """Return the flags of a preset, some of them given.
+        """Return the flags of a preset, with some values replaced.
 
         The class itself makes flags with the defaults of its fields, whatever their preset.
 
@@ -257,7 +257,7 @@ class Flags(OutputFlags):
         if self.seed >= _MAX_SEED:
             raise InputError(f"--seed is {self.seed}: expected a whole number below 2^63")
         threads = self.compute.checked("--compute").threads
-        if threads is not None and not self.scheduler:  # others' cores are unknown
+        if threads is not None and not self.scheduler:  # other machines' cores are unknown
             from wflow._core.threads import available  # loads Numba
 
             if threads > available():
@@ -330,7 +330,7 @@ class TokenFlags(Flags):
 
         from wflow.sphere import tokens
 
-        # All 1797 digits would be eighty times the work of 200 tokens: that is for --n to ask.
+        # All 1797 digits would take eighty times the work of 200 tokens; --n must ask for them.
         n = tokens.DEFAULT_N if self.n is None and self.tokens == "digits" else self.n
         seeds = range(self.tokens_seed, self.tokens_seed + count)
         return numpy.stack([tokens.make(self.tokens, n, self.d, seed) for seed in seeds])
@@ -432,7 +432,7 @@ def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
     >>> sys.argv = given
     """
     text = inspect.cleandoc(description or "")
-    if program():  # the examples as they are typed here
+    if program():  # show the examples as they are typed here
         text = re.sub(r"\bpython studies/(?:\w+/)?(\w+)\.py", r"wflow study \1", text)
     description = "\n\n".join([text, *missing(flags.needs)])
     given: AnyFlags = read_words(
@@ -453,9 +453,9 @@ def _preset(flags: type[AnyFlags]) -> AnyFlags:
     given = vars(parser.parse_known_args(sys.argv[1:])[0])
     preset = given["preset"] or _default(flags, "preset")
     if preset not in flags.presets:
-        return flags()  # tyro refuses it
+        return flags()  # tyro refuses the unknown preset
     asked = {field: value for _, field, value in flags.preset_variants if given[field] == value}
-    before = {field: getattr(flags.of(preset), field) for field in asked}  # the words give it again
+    before = {field: getattr(flags.of(preset), field) for field in asked}  # tyro sets it again
     return replace(flags.of(preset, **asked), **before)
 
 
@@ -463,8 +463,8 @@ def _default(flags: type[OutputFlags], name: str) -> Any:
     return next(field.default for field in fields(flags) if field.name == name)
 
 
-# Flags of the dataclasses `SaveAt` and `Compute`, such as --save.every, and the shorter names that
-# they had before they were grouped; a study may have a flag of such a name itself.
+# Flags of the dataclasses `SaveAt` and `Compute`, such as --save.every, also have the shorter names
+# that they had before they were grouped; a study may define a flag of such a name itself.
 _SHORT = {
     "save": {"every": "record_every", "snapshots": "snapshots", "heads": "save_heads"},
     "compute": {
@@ -481,7 +481,7 @@ _DEFAULTS = {
 
 
 def _options_of(flags: type[OutputFlags]) -> tyro.constructors.ConstructorRegistry:
-    """Say how `tyro` reads `SaveAt` and `Compute`: every field but the budget."""
+    """Return the rules by which `tyro` reads `SaveAt` and `Compute`: every field but the budget."""
     registry = tyro.constructors.ConstructorRegistry()
     taken = {field.name for field in fields(flags)}
 
@@ -519,15 +519,15 @@ def _options_of(flags: type[OutputFlags]) -> tyro.constructors.ConstructorRegist
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """Return what the docstring of a dataclass says of its fields, as sentences for `--help`."""
+    """Return the descriptions of the fields in the docstring of a dataclass, for `--help`."""
     given = inspect.getdoc(kind) or ""
     lines = re.findall(r"^(\w+) : .*\n((?:    .*\n?)+)", given, re.MULTILINE)
-    # What None means is shown as the default.
+    # The default shows what None means.
     return {name: re.sub(r" None\b.*", "", " ".join(text.split())) for name, text in lines}
 
 
 def flag(name: str) -> str:
-    """Name of a field on the command line."""
+    """Return the name of a field on the command line."""
     return "--" + name.replace("_", "-")
 
 
@@ -541,7 +541,7 @@ def _number_text(value: float | str) -> str:
 
 
 def distinct(values: Sequence[float | str], name: str, least: int = 1) -> None:
-    """Refuse values of which one comes twice, numbers to six digits, or that are too few.
+    """Refuse values that are not distinct (numbers to six digits) or too few.
 
     Parameters
     ----------
@@ -576,7 +576,7 @@ Compared = Annotated[tuple[_T, ...], Checked(partial(distinct, least=2), togethe
 
 
 def _of_tokens(flags: Flags) -> str:
-    """Name the flags that decide on the initial tokens; a study may have others than these."""
+    """Name the flags that define the initial tokens; a study may have others than these."""
     if isinstance(flags, TokenFlags):
         return "--tokens, --n, --d or --tokens-seed"
     names = [name for name in ("n", "d", "paths", "reference") if hasattr(flags, name)]
@@ -598,7 +598,7 @@ def flags_of(differ: list[str], flags: Flags) -> str:
             own = hasattr(flags, "law")
             names.append("--law" if own else "the law of the heads (that of another study)")
         elif root == "law" and "law.name" in differ:
-            continue  # parameters of two laws do not compare
+            continue  # parameters of two laws cannot be compared
         elif key in ("law.mean", "law.d"):
             names += [] if "x0" in roots else ["--d"]
         elif hasattr(flags, field):

@@ -1,4 +1,4 @@
-"""The folder of a study: its contents, and what may be written to it."""
+"""The folder of a study: its contents, and which files may be written to it."""
 
 import json
 import logging
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 def problem_of_task(task: Mapping[str, Any]) -> "Problem | MeanField":
-    """Check and return what `wflow.solve`, or for a mesh `meanfield.solve`, is asked for."""
-    # These load Numba.
+    """Check a task, and return the problem of `wflow.solve` or, for a mesh, `meanfield.solve`."""
+    # These imports load Numba.
     if "mesh" in task:
         from wflow.meanfield.solver import problem_of_task as of_equation
 
@@ -47,7 +47,7 @@ def problem_of_task(task: Mapping[str, Any]) -> "Problem | MeanField":
 
 
 def check_output(file: Path, task: Mapping[str, Any], flags: Flags) -> None:
-    """Check, before anything is computed, that a run file is free or that of the run asked for."""
+    """Check, before any computation, that a run file is free or belongs to the requested run."""
     problem = problem_of_task(task)
     if flags.overwrite or (run_status(file) == "absent" and not manifest_of(file).exists()):
         check_target(file, problem.layout(), overwrite=flags.overwrite)
@@ -58,7 +58,7 @@ def check_output(file: Path, task: Mapping[str, Any], flags: Flags) -> None:
     asked = problem.config()
     check_comparable(asked)
     differ = config_differences(file, asked)
-    here = not getattr(flags, "workers", 0)  # workers extend no run
+    here = not getattr(flags, "workers", 0)  # workers do not extend runs
     extends = here and run_status(file) == "complete" and set(differ) <= ENDS
     if differ and not extends:
         raise InputError(
@@ -66,11 +66,11 @@ def check_output(file: Path, task: Mapping[str, Any], flags: Flags) -> None:
             "made with, --overwrite in the place of --resume, or another --out"
         )
     if run_status(file) == "partial" and not never_started(file):
-        load_state(file)  # a state that is missing shows now, not after other runs
+        load_state(file)  # a missing state is reported now, not after other runs
 
 
 def config_differences(file: Path, asked: dict[str, Any]) -> list[str]:
-    """Return the keys in which the configuration of a run file differs from the one asked for."""
+    """Return the keys in which the configuration of a run file differs from the requested one."""
     if run_status(file) == "absent":
         return differences(manifest_config(file), json.loads(config_text(asked)))
     with _open(file) as ds:
@@ -81,21 +81,21 @@ def config_differences(file: Path, asked: dict[str, Any]) -> list[str]:
 def _open(file: Path) -> Iterator[Any]:
     """Open a run, unfinished or not; signals wait, as HDF5 closes no file halfway."""
     with signals_held(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is not complete is why it is resumed
+        warnings.simplefilter("ignore")  # the run is resumed because it is not complete
         partial = run_status(file) == "partial"
         with open_run(partial_of(file) if partial else file) as ds:
             yield ds
 
 
 def keep_or_replace(file: Path, flags: Flags) -> dict[str, Any]:
-    """Return arguments of `solve` that say what becomes of an earlier run file."""
+    """Return the arguments of `solve` that decide about an earlier run file."""
     if flags.overwrite or (flags.resume and never_started(file)):
         return {"out": file, "if_exists": "overwrite"}
     return {"out": file, "if_exists": "resume" if flags.resume else "error"}
 
 
 def refuse_existing(folder: Path, names: Iterable[str]) -> None:
-    """Raise InputError where one of the files is there."""
+    """Raise InputError where one of the files exists."""
     for name in names:
         if os.path.lexists(folder / name):
             raise InputError(
@@ -118,7 +118,7 @@ def earlier_results(folder: Path) -> set[str]:
 
 @contextmanager
 def log_on_stderr(verbose: bool) -> Iterator[None]:
-    """Show what wflow logs, for the time of a study."""
+    """Log to stderr during a study."""
     if not verbose:
         yield
         return

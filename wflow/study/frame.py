@@ -74,7 +74,7 @@ AT_THIS_SIZE = " at this size"
 
 @dataclass(frozen=True, repr=False)
 class Finding(ShortResult):
-    """What a study found about one prediction.
+    """Result of a study about one prediction.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class Finding(ShortResult):
         *,
         known: ArrayLike = True,
     ) -> Finding:
-        """Make a finding about cases in each of which the prediction holds or does not.
+        """Return a finding about cases in each of which the prediction holds or does not.
 
         A case that is not known neither confirms nor refutes. Where the prediction holds in every
         case it is confirmed, where it holds in some it is confirmed in part; where it is seen to
@@ -171,7 +171,7 @@ class Finding(ShortResult):
         high: ArrayLike,
         limit: ArrayLike,
     ) -> Finding:
-        """Make a finding about numbers of at most a size, each of which an interval tells.
+        """Return a finding about numbers, known by intervals, that are predicted to be small.
 
         The prediction holds where the whole interval [low, high] lies in [-limit, limit], fails
         where it lies outside, and is not known elsewhere, nor where a number is NaN: an interval
@@ -221,7 +221,7 @@ class Finding(ShortResult):
         whole: bool = False,
         note: str = "",
     ) -> Finding:
-        """Make a finding about the exponents of power laws.
+        """Return a finding about the exponents of power laws.
 
         An exponent within the tolerance of what is expected is confirmed; one beyond it is
         inconclusive if its interval reaches that range, and not confirmed otherwise. Exponents that
@@ -420,7 +420,7 @@ class Session:
         return files
 
     def progress(self, total: int, label: str) -> AbstractContextManager[Advance]:
-        """Show how far a loop of the study has come: `with ... as advance: advance(1)`.
+        """Show the progress of a loop of the study: `with ... as advance: advance(1)`.
 
         Parameters
         ----------
@@ -444,7 +444,7 @@ class Session:
         figures: Mapping[str, Figure],
         texts: Mapping[str, str] | None = None,
     ) -> None:
-        """Write summary and figures, and print what was found.
+        """Write the summary and the figures, and print the findings.
 
         Parameters
         ----------
@@ -556,7 +556,7 @@ def first_process(flags: OutputFlags) -> bool:
 
 
 def _after_signal(flags: OutputFlags) -> str:
-    """Say what a message adds to the name of a signal that ended a study."""
+    """Return what a message adds to the name of a signal that ended a study."""
     if not flags.out.is_dir():
         return "ended the study before it wrote anything"
     instead = " in the place of --overwrite" if flags.overwrite else ""
@@ -567,7 +567,7 @@ def _after_signal(flags: OutputFlags) -> str:
 
 
 def provenance(name: str) -> dict[str, Any]:
-    """Return what made a summary: study, command, date, versions."""
+    """Return the provenance of a summary: study, command, date, versions."""
     return {
         "schema": f"{STUDY}1",
         "study": name,
@@ -635,7 +635,7 @@ def write_results(
             folder,
             writers,
             named=named,
-            stale={*stale, REPORT} - set(writers),  # a report of the summary before is none
+            stale={*stale, REPORT} - set(writers),  # a report of the earlier summary is stale
             index="summary.json",
         )
     except OSError as error:
@@ -653,7 +653,7 @@ def write_results(
 
 
 def _write_netcdf(dataset: Dataset, file: Path) -> None:
-    with signals_held():  # h5netcdf does not clean up after half an opening
+    with signals_held():  # h5netcdf does not clean up after a failed opening
         dataset.to_netcdf(file, engine="h5netcdf")
 
 
@@ -705,7 +705,7 @@ def markdown_table(
 
 
 def machine() -> str:
-    """Return the number of cores and the processor, for the head of a report."""
+    """Return the number of cores and the name of the processor, for the head of a report."""
     name = platform.processor() or platform.machine()
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -715,7 +715,7 @@ def machine() -> str:
 
 
 def _findings_text(findings: Sequence[Finding]) -> str:
-    """Return a Markdown list that also reads well in a terminal."""
+    """Write the findings as a Markdown list that also reads well in a terminal."""
     entries = []
     for f in findings:
         entry = f"- **{f.verdict}**: {f.prediction} ({f.source}). Found: {f.found}."

@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 _AVERAGED = ("upper_gradient_sq", "dissipation")
 _AT_END = ("energy", *BUDGET_RUNNING)
 _PARTS = {"head_variance": "variance over heads", "mean_velocity": "mean velocity"}  # of G^2
-_FITTED = {"upper_gradient_sq": 1, "head_variance": 2}  # and the smallest head count that has it
+_FITTED = {"upper_gradient_sq": 1, "head_variance": 2}  # name -> smallest head count that has it
 _LATE = "average over t >= T/2"
 
 
 def head_variance(
     x: NDArray[np.float64], D: NDArray[np.float64], flow: "FlowName" = "softmax"
 ) -> float:
-    r"""Return the part of G^2 that the variance of the velocity over the heads makes.
+    r"""Return the part of G^2 that is due to the variance of the velocity over the heads.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def _late_variance(ds: "Dataset", flow: "FlowName") -> NDArray[np.float64]:
     for place in range(ds.sizes["snapshot_path"]):
         D = ds["heads"].isel(snapshot_path=place).values  # (snapshot, heads, d, d)
         found = [
-            math.nan if x is None else head_variance(x, D[k], flow)  # None: it blew up
+            math.nan if x is None else head_variance(x, D[k], flow)  # None: the path blew up
             for k, x in enumerate(clouds(ds, place))
             if late[k]
         ]
@@ -178,7 +178,7 @@ def summarise(files: dict[int, Path], flow: "FlowName" = "softmax") -> "Dataset"
         "path": ("path", path, VARIABLES["path"].attrs),
     }
     if len(stored) == len(files):
-        kept = min(stored, key=len)  # the first of a longer list
+        kept = min(stored, key=len)  # the first entries of a longer list
         variance = np.array([values[: len(kept)] for values in variances])
         rest = np.array(columns["upper_gradient_sq"])[:, np.isin(path, kept)] - variance
         for name, part in (("head_variance", variance), ("mean_velocity", rest)):
@@ -225,7 +225,7 @@ def report_text(table: "Dataset", fits: "Mapping[str, PowerLaw]", fit_from: int 
     }
     for name in [name for name in _PARTS if name in table]:
         columns[_PARTS[name]] = _cells(table[name].values)
-        if 1 in table["heads"]:  # the counts rise
+        if 1 in table["heads"]:  # the head counts increase
             columns[_PARTS[name]][0] = "–"
     columns |= {
         "E(T) - E(0)": _cells(change.values),
@@ -305,9 +305,9 @@ def _cells(values: NDArray[Any]) -> list[str]:
 
 
 SNAPSHOTS = (0, 1 / 20, 1 / 4, 1 / 2, 3 / 5, 7 / 10, 4 / 5, 9 / 10, 1)  # times, in units of T
-_MOMENTS = 100  # intervals between the snapshots of runs that are small enough
-_FEW_PATHS = 16  # up to so many, those of path 0 are kept
-_SNAPSHOT_BYTES = 2**23  # of a run file, that they may take
+_MOMENTS = 100  # number of intervals between the snapshots of runs that are small enough
+_FEW_PATHS = 16  # up to so many paths, the snapshots of path 0 are kept
+_SNAPSHOT_BYTES = 2**23  # bytes of a run file that snapshots may take
 
 _RUN_FILE = re.compile(r"H\d{5,}\.h5")
 _DRAWN = (".png", ".pdf")
@@ -342,7 +342,7 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> Non
     """
     with session(name, flags) as current:
         x0 = flags.cloud()
-        flags = replace(flags, n=x0.shape[0], d=x0.shape[1])  # the summary says what they were
+        flags = replace(flags, n=x0.shape[0], d=x0.shape[1])  # the summary reports the actual sizes
         law = law_of(x0.shape[1])
         counts = sorted(flags.heads)
         refuse_foreign(flags.out, _figure_names(flags), earlier_results(flags.out))
@@ -380,7 +380,7 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> Non
 
 
 def _saved(flags: StudyFlags, heads: int) -> SaveAt:
-    """Return what a run keeps: unless the flags say which snapshots, by its size.
+    """Return what a run saves: by the flags or, if they name no snapshots, by its size.
 
     Up to 16 paths: those of path 0 at `SNAPSHOTS` and, for the animation of a report, at
     T (k / 100)^2: tokens move most at the beginning. Large runs, and steps chosen by their error,
@@ -391,7 +391,7 @@ def _saved(flags: StudyFlags, heads: int) -> SaveAt:
     if save.snapshots:
         return save
     n, d, times = flags.n or 0, flags.d or 0, tuple(flags.t_final * s for s in SNAPSHOTS)
-    size = 8 * (n * d + (heads * d**2 if save.heads else 0))  # of a path at one time
+    size = 8 * (n * d + (heads * d**2 if save.heads else 0))  # bytes of a path at one time
     if flags.paths > _FEW_PATHS:
         room = 2 * _SNAPSHOT_BYTES // (len(times) * size)
         paths = range(max(1, min(flags.paths, room))) if save.paths == (0,) else save.paths
@@ -422,7 +422,7 @@ def draw(flags: StudyFlags, files: dict[int, Path], table: Any, fit: Any) -> "di
 
 
 def _figure_names(flags: StudyFlags) -> list[str]:
-    """Return the names of the files that `draw` will be written to."""
+    """Return the names of the files that `draw` writes."""
     kinds = ["tokens_path0", "gradient_over_time", "energy_balance"]
     stems = [f"H{max(flags.heads):05d}_{kind}" for kind in kinds]
     stems += COMPARISONS if len(flags.heads) > 1 else []
@@ -430,7 +430,7 @@ def _figure_names(flags: StudyFlags) -> list[str]:
 
 
 def _stale(flags: StudyFlags, files: dict[int, Path]) -> list[str]:
-    """Return the figures of an earlier call that show other runs than those in the folder now."""
+    """Return the figures of an earlier call that show runs which are no longer in the folder."""
     if not (flags.resume or flags.overwrite):
         return []
     replaced = {file.stem for file in files.values()} if flags.overwrite else set[str]()

@@ -1,4 +1,4 @@
-"""What the studies of GPTs share: flags, objective, training, test loss, scores of texts.
+"""Common parts of the studies of GPTs: flags, objective, training, test loss, scores of texts.
 
 Torch is loaded when something is trained: the flags and their `--help` work without it.
 """
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-EVALUATION = 16  # windows at a time
-WINDOWS = 8  # of the test text, whose hidden states are followed
-TEMPERATURE, TOP_K = 0.8, 200  # as sample.py of nanoGPT has them
+EVALUATION = 16  # windows that are evaluated at a time
+WINDOWS = 8  # windows of the test text whose hidden states are followed
+TEMPERATURE, TOP_K = 0.8, 200  # the values of sample.py of nanoGPT
 KINDS = {"forced": "next tokens", "generated": "generated"}
 SCORES = {
     "bleu": "BLEU",
@@ -49,7 +49,7 @@ class TextFlags(networks.NetFlags):
     needs: ClassVar[dict[str, str]] = networks.NEEDS | dict.fromkeys(
         ("sacrebleu", "sacremoses", "rouge_score"), "metrics"
     )
-    # Parts of a batch are a matter of memory: the same batch in others is the same preset.
+    # The number of parts of a batch affects memory alone: it does not change the preset.
     indifferent: ClassVar[frozenset[str]] = frozenset({"parts", "published", "encoder"})
     seeds: Count = 3
     iterations: Count = 500
@@ -98,7 +98,7 @@ class TextFlags(networks.NetFlags):
 
 @dataclass(frozen=True)
 class NextToken:
-    """Mean cross-entropy of the next tokens, without the logits of all of them at a time.
+    """Mean cross-entropy of the next tokens, computed without holding all logits at once.
 
     With a weight the transport cost is added, `weight` times; None neither adds nor records it.
     `scale` multiplies the sum: the habit of published code that does not divide the gradient by
@@ -124,7 +124,7 @@ def loss_on(
     device: torch.device,
     processes: nets.train.Processes | None = None,
 ) -> float:
-    """Mean loss per token over all of a text, in windows that do not overlap.
+    """Return the mean loss per token over all of a text, in windows that do not overlap.
 
     The processes take turns with the windows, and all get the result.
     """
@@ -141,7 +141,7 @@ def loss_on(
 
 
 def with_final_norm(net: nets.GPT, steps: int) -> nets.GPT:
-    """Make blocks and final norm together the velocity, as the published code with norms does.
+    """Combine blocks and final norm into the velocity, as the published code with norms does.
 
     The hidden states at the end time then go to the logits as they are. The number of parameters
     stays the same.
@@ -199,7 +199,7 @@ def training(
         compile=flags.compile,
     )
     part: torch.Tensor | nets.data.TokenFile = text.train
-    if flags.share < 1:  # of a token file, which stays on the disk otherwise
+    if flags.share < 1:  # part of a token file is loaded; otherwise it stays on the disk
         count = max(flags.context + 1, int(flags.share * len(part)))
         part = part.first(count) if isinstance(part, nets.data.TokenFile) else part[:count]
     batches = nets.data.CropBatches(
@@ -213,8 +213,8 @@ def training(
     return Run(net, objective, batches, config, evaluate)
 
 
-# What was learnt, and what is written
-# ------------------------------------
+# Measurements and samples
+# ------------------------
 
 SCALARS = {
     "final": ("test loss after the last iteration", "1"),
@@ -235,7 +235,7 @@ SCALARS = {
 
 
 def measured(flags: TextFlags, text: nets.data.Text, trained: Trained, seed: int) -> Record:
-    """Losses, perplexities, motion, times, and scores of predicted texts, in single precision."""
+    """Measure losses, perplexities, motion, times, and scores of predicted texts (float32)."""
     import torch
 
     net, device, history = trained.model, trained.device, trained.history
@@ -285,7 +285,7 @@ def measured(flags: TextFlags, text: nets.data.Text, trained: Trained, seed: int
 
 
 def sample(net: nets.GPT, text: nets.data.Text, new: int, device: torch.device, seed: int) -> str:
-    """Text that the network generates after a line break."""
+    """Return text that the network generates after a line break."""
     import torch
 
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -294,30 +294,30 @@ def sample(net: nets.GPT, text: nets.data.Text, new: int, device: torch.device, 
 
 
 def samples(results: Results) -> dict[str, str]:
-    """What the first network of each model generates, as a file."""
+    """Return the texts that the first network of each model generates, as a file."""
     pieces = [f"## {name}\n{runs[0]['sample']}\n" for name, runs in results.records.items()]
     return {"samples.txt": "\n".join(pieces)}
 
 
 def overfits(results: Results) -> bool:
-    """Whether the test loss of the baseline rises again after its best value."""
+    """Return whether the test loss of the baseline rises again after its best value."""
     return bool(np.mean(rise(results, "baseline")) > 0.02)
 
 
 def rise(results: Results, name: str) -> np.ndarray:
-    """How much the test loss of a model rises after its best value."""
+    """Return how much the test loss of a model rises after its best value."""
     return results.values(name, "final") - results.values(name, "best")
 
 
 def used(flags: TextFlags, text: nets.data.Text) -> str:
-    """The text, and how much of it is used."""
+    """Return the name of the text, and how much of it is used."""
     if flags.share == 1:
         return str(text.source)
     return f"{text.source}, the first {100 * flags.share:g} % of the training part"
 
 
 def scored(flags: TextFlags, results: Results, published: Published) -> str:
-    """Table of the scores of texts, with how they are measured; published ones as rows."""
+    """Return a table of the scores of texts and how they are measured, with published rows."""
     if missing(flags.needs):
         return (
             "No scores of texts: the packages of the extra metrics are not installed "

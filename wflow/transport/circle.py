@@ -28,7 +28,7 @@ _LIGHT = 4 * _TIE  # an atom of less mass could tie at both of its ends: a neigh
 
 @njit(error_model="numpy")
 def _distinct(total):
-    """Places of the atoms whose ends are more than ties apart: the others' mass goes to the next.
+    """Return places of the atoms whose ends differ by more than ties; others' mass joins the next.
 
     total (n,): cumulative masses, ending with 1. Returns places (k,), cumulative masses (k,)
     """
@@ -48,7 +48,7 @@ def _distinct(total):
 
 @njit(error_model="numpy")
 def _first_beyond(cb, theta):
-    """Number of the first atom of B that ends beyond theta in (-1, 1], counted over all turns."""
+    """Return the first atom of B that ends beyond theta in (-1, 1], counted over all turns."""
     turn = math.floor(theta)
     rest = theta - turn
     j = np.searchsorted(cb, rest + _TIE, side="right")
@@ -57,7 +57,7 @@ def _first_beyond(cb, theta):
 
 @njit(error_model="numpy")
 def _merge(a, ca, b, cb, theta, p, i_of, j_of, mass):
-    """C(theta), its left and right slope, and the number of pairs; fills the pairs where asked.
+    """Return C(theta), its left and right slope, and the number of pairs; fill the pairs if asked.
 
     a (n,), b (m,): sorted angles; ca, cb: their cumulative masses, ending with 1.
     """
@@ -105,7 +105,7 @@ def _merge(a, ca, b, cb, theta, p, i_of, j_of, mass):
 
 @njit(error_model="numpy")
 def _best_cut(a, ca, b, cb, p):
-    """Cost and theta at the corner where C is least."""
+    """Return cost and theta at the corner where C is least."""
     none = np.empty(0, np.int64)
     no_mass = np.empty(0)
     low = -1.0
@@ -130,13 +130,13 @@ def _best_cut(a, ca, b, cb, p):
 
 @kernel
 def _circle_cost(a, ca, b, cb, p):
-    """W_p^p of two measures on the circle, and the cut theta that attains it."""
+    """Return W_p^p of two measures on the circle, and the cut theta that attains it."""
     return _best_cut(a, ca, b, cb, p)
 
 
 @kernel
 def _circle_pairs(a, ca, b, cb, theta, p):
-    """The plan at a cut: places in a, places in b, masses."""
+    """Return the plan at a cut: places in a, places in b, masses."""
     most = a.shape[0] + b.shape[0] + 2
     i_of = np.empty(most, np.int64)
     j_of = np.empty(most, np.int64)
@@ -147,7 +147,7 @@ def _circle_pairs(a, ca, b, cb, theta, p):
 
 @kernel(parallel=True)
 def sliced_costs(x, wx, y, wy, frames, p):
-    """W_p^p of two clouds projected on great circles: frames (k, 2, d), result (k,)."""
+    """Return W_p^p of two clouds projected on great circles: frames (k, 2, d), result (k,)."""
     count = frames.shape[0]
     out = np.empty(count)
     for k in prange(count):
@@ -174,7 +174,7 @@ def sliced_costs(x, wx, y, wy, frames, p):
 
 
 def _sorted(x: NDArray, weights: NDArray | None) -> tuple[NDArray, NDArray, NDArray]:
-    """Places with mass in the order of their angles, the angles, and the cumulative masses."""
+    """Sort the places with mass by angle; return them, the angles, and the cumulative masses."""
     angle = np.arctan2(x[:, 1], x[:, 0])
     if weights is None:
         order = np.argsort(angle, kind="stable")
@@ -187,7 +187,7 @@ def _sorted(x: NDArray, weights: NDArray | None) -> tuple[NDArray, NDArray, NDAr
 
 
 def circle(x: NDArray, y: NDArray, wx: NDArray | None, wy: NDArray | None, p: float) -> float:
-    """W_p^p of two clouds on S^1 with the geodesic cost; weights None are uniform."""
+    """Return W_p^p of two clouds on S^1 with the geodesic cost; weights None are uniform."""
     _, a, ca = _sorted(x, wx)
     _, b, cb = _sorted(y, wy)
     return float(_circle_cost(a, ca, b, cb, p)[0])
@@ -196,7 +196,7 @@ def circle(x: NDArray, y: NDArray, wx: NDArray | None, wy: NDArray | None, p: fl
 def circle_plan(
     x: NDArray, y: NDArray, wx: NDArray | None, wy: NDArray | None, p: float
 ) -> tuple[NDArray, NDArray, NDArray]:
-    """An optimal plan on S^1 as tokens of x, tokens of y, masses: at most n + m pairs."""
+    """Return an optimal plan on S^1 as tokens of x, tokens of y, masses: at most n + m pairs."""
     places_x, a, ca = _sorted(x, wx)
     places_y, b, cb = _sorted(y, wy)
     theta = _circle_cost(a, ca, b, cb, p)[1]
@@ -205,7 +205,7 @@ def circle_plan(
 
 
 def circle_assignment(x: NDArray, y: NDArray, p: float) -> NDArray[np.int64]:
-    """An optimal permutation (n,) on S^1: a turn of one sorted list against the other."""
+    """Return an optimal permutation (n,) on S^1: a turn of one sorted list against the other."""
     places_x, a, ca = _sorted(x, None)
     places_y, b, cb = _sorted(y, None)
     # The best cut may lie within a piece where the cost is constant: its end is as good, and is

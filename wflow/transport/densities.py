@@ -22,7 +22,7 @@ EXACT_POINTS = 4_000  # cells, and as many tokens, up to whose pairs the distanc
 
 
 class Cells(Protocol):
-    """What is needed of a mesh: centres (cell, axis) and areas (cell,)."""
+    """Interface of a mesh: centres (cell, axis) and areas (cell,)."""
 
     centres: NDArray[np.floating]
     areas: NDArray[np.floating]
@@ -123,7 +123,7 @@ def density_distance(
 def _points_of(
     density: ArrayLike, mesh: Cells, name: str
 ) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-    """Centres of the cells that have mass, and their masses, of sum one."""
+    """Return the centres of the cells that have mass, and their masses, of sum one."""
     values = reals(density, name)
     if values.shape != mesh.areas.shape:
         raise InputError(

@@ -80,7 +80,7 @@ FloatArray = NDArray[np.float64]
 
 
 class Pair(NamedTuple):
-    """Two clouds of one dimension and their weights; weights None are uniform."""
+    """Pair of clouds of one dimension, and their weights; weights None are uniform."""
 
     x: FloatArray
     y: FloatArray
@@ -105,7 +105,7 @@ class Pair(NamedTuple):
 
 
 def as_cloud(x: ArrayLike, name: str = "x") -> FloatArray:
-    """Unit tokens (n, d) in double precision.
+    """Return unit tokens (n, d) in double precision.
 
     Norms that are one within the tolerance become one: c(x, x) is then zero to rounding.
     """
@@ -121,7 +121,7 @@ def pair(
 def _pair(
     x: FloatArray, y: FloatArray, weights_x: ArrayLike | None, weights_y: ArrayLike | None
 ) -> Pair:
-    """A pair of clouds that have been checked, one by one."""
+    """Return the pair of two clouds that have been checked one by one."""
     if x.shape[1] != y.shape[1]:
         raise InputError(
             f"x has d = {x.shape[1]} and y has d = {y.shape[1]}: distances need "
@@ -133,7 +133,7 @@ def _pair(
 
 
 def _weights(weights: ArrayLike | None, count: int, name: str) -> FloatArray | None:
-    """Weights that are not all equal, as (count,) of sum one; None for uniform ones.
+    """Return unequal weights as (count,) of sum one; None for uniform ones.
 
     Their sum is one to the rounding of the type in which they are given; in double precision it
     becomes one.
@@ -233,7 +233,7 @@ def exact_kind(given: Pair, cost: str) -> str:
 
 
 def choose(given: Pair, cost: str) -> str:
-    """The method of "auto", by sizes alone: the same call gives the same digits on any machine."""
+    """Return the method of "auto", by sizes alone: one call gives the same digits anywhere."""
     if exact_kind(given, cost) == "circle":
         return "circle"
     if given.pairs <= EXACT_PAIRS:
@@ -290,7 +290,7 @@ def exact_cost(given: Pair, p: float, cost: str) -> float:
 
 
 def match(given: Pair, p: float, cost: str) -> tuple[NDArray[np.int64], FloatArray]:
-    """Labels (n,) of an optimal matching of uniform clouds of one size, and what its pairs cost."""
+    """Return labels (n,) of an optimal matching of uniform clouds of one size, and its costs."""
     n = len(given.x)
     order = near_order(given.y)
     costs = pair_costs(given.x, given.y[whole_blocks(order)], p, cost == "chordal")
@@ -300,7 +300,7 @@ def match(given: Pair, p: float, cost: str) -> tuple[NDArray[np.int64], FloatArr
 
 
 def simplex(given: Pair, costs: FloatArray) -> tuple[float, FloatArray]:
-    """Cost and plan by POT's network simplex, which must say that it is optimal."""
+    """Return cost and plan by POT's network simplex, which must report that it is optimal."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its message comes with the log, and is raised below
         flow, log = load_pot().emd(*given.masses(), costs, numItermax=2**62, log=True)
@@ -336,7 +336,7 @@ _RELATIVE = ("final", "initial", "previous")
 
 
 def _run(run: Any, stack: ExitStack, what: str) -> Dataset:
-    """A run with snapshots, which are not read yet."""
+    """Open a run with snapshots, which are not read yet."""
     ds = stack.enter_context(dataset_of(run, what))
     require_tokens(ds, str(run) if isinstance(run, str | os.PathLike) else what)
     return ds
@@ -362,7 +362,7 @@ def _place(ds: Dataset, path: int) -> int:
 def _pairs(
     snapshots: Iterator[Tokens | None], reference: Iterator[Tokens | None] | None
 ) -> Iterator[tuple[Tokens | None, Tokens | None]]:
-    """Snapshots with the clouds of a reference, in turn; None: each with the one before it."""
+    """Yield snapshots with the clouds of a reference; None: each with the previous snapshot."""
     if reference is None:
         yield from ((x, before) for before, x in pairwise(snapshots))
     else:
@@ -376,7 +376,7 @@ _WORTH = 2**18  # pairs of tokens below which threads cost more time than they s
 def _values(
     pairs: Iterator[tuple[Tokens | None, Tokens | None]], p: float, options: dict[str, Any]
 ) -> Iterator[float]:
-    """Distances of pairs of clouds in their order, NaN where a cloud is missing."""
+    """Yield distances of pairs of clouds in their order, NaN where a cloud is missing."""
 
     def value(x: Tokens | None, y: Tokens | None) -> float:
         return math.nan if x is None or y is None else _wasserstein(x, y, p, **options)
@@ -400,7 +400,7 @@ def _values(
 
 
 def _workers(x: Tokens | None, y: Tokens | None, options: dict[str, Any]) -> int:
-    """How many pairs like this one are solved at once: large assignments, which release the GIL."""
+    """Return how many such pairs are solved at once: large assignments, which release the GIL."""
     if x is None or y is None:
         return 1
     given = _pair(x, y, options.get("weights_x"), options.get("weights_y"))
@@ -415,7 +415,7 @@ def _workers(x: Tokens | None, y: Tokens | None, options: dict[str, Any]) -> int
 def _reference(
     to: Any, ds: Dataset, chosen: NDArray[np.int64], times: NDArray, stack: ExitStack
 ) -> Callable[[int], Iterator[Tokens | None]]:
-    """For a path, the clouds that its snapshots are compared with, in turn."""
+    """Return a function of a path that yields the clouds with which its snapshots are compared."""
 
     def always(cloud: Any) -> Iterator[Any]:
         while True:
@@ -461,7 +461,7 @@ def _named(to: Any) -> str:
 
 
 class Entropic(NamedTuple):
-    """What entropic transport found of W_p.
+    """Bounds of W_p by entropic transport.
 
     Attributes
     ----------
@@ -610,7 +610,7 @@ def _wasserstein(
     projections: int = 200,
     seed: int = 0,
 ) -> float:
-    """`wasserstein` of clouds of `as_cloud`."""
+    """Compute `wasserstein` of clouds that `as_cloud` returned."""
     given = _pair(x, y, weights_x, weights_y)
     p = power(p)
     check_choice("cost", cost, COSTS)

@@ -147,7 +147,7 @@ class Step(ShortResult):
 
 
 class StepProblem:
-    """E(y) + W^2(y, x)/(2 tau) for one cloud x and any tau.
+    """Problem of a step: E(y) + W^2(y, x)/(2 tau) for one cloud x and any tau.
 
     Parameters
     ----------
@@ -172,14 +172,14 @@ class StepProblem:
             )
 
     def energy_and_gradient(self, y: Array) -> tuple[float, Array]:
-        """E and gbar (n, d): the gradient of E by y_i is gbar_i / n."""
+        """Return E and gbar (n, d): the gradient of E by y_i is gbar_i / n."""
         found = evaluate(
             y[None], self.D[None], flow="unnormalised", direction="ascent", symmetric=True
         )
         return float(found.terms["energy"][0]), found.velocity[0]
 
     def slope_sq(self, y: Array) -> float:
-        """Squared slope of E in the metric: (1/n) sum_i |gbar_i|^2 / b_i."""
+        """Return the squared slope of E in the metric: (1/n) sum_i |gbar_i|^2 / b_i."""
         gradient = self.energy_and_gradient(y)[1]
         b = self.metric.mobility(y[None], self.D)[0]
         return float(((gradient**2).sum(axis=1) / b).mean())
@@ -187,7 +187,7 @@ class StepProblem:
     def solve(
         self, tau: float, *, tolerance: float, max_iterations: int, guess: Array | None = None
     ) -> Step:
-        """The step of length tau; `guess` (n, d) is tried as a start beside the explicit step."""
+        """Return the step of length tau; `guess` (n, d) is a start besides the explicit step."""
         with threads_for(self.pairs * self.metric.segments):
             return self._solve(tau, tolerance, max_iterations, guess)
 
@@ -240,15 +240,15 @@ class StepProblem:
         )
 
     def _curve(self, nodes: Array) -> Array:
-        """All nodes (segments + 1, n, d) of a path from x."""
+        """Return all nodes (segments + 1, n, d) of a path from x."""
         return np.concatenate([self.x[None], nodes])
 
     def _mobilities(self, curve: Array) -> Array:
-        """b (segments + 1, n) at all nodes of a path from x."""
+        """Return b (segments + 1, n) at all nodes of a path from x."""
         return mobilities(self.metric, curve[1:], self.D, self.b[None])
 
     def _objective(self, tau: float) -> Objective:
-        """F of the nodes (segments, n, d), and its gradient."""
+        """Return F of the nodes (segments, n, d), with its gradient, as a function."""
         n, scale = len(self.x), self.sign * tau
 
         def objective(nodes: Array) -> tuple[float, Array]:
@@ -278,7 +278,7 @@ class StepProblem:
         )
 
     def _rounding(self, tau: float, energy: float) -> float:
-        """Size of a gradient that is rounding alone: of positions, and of the sums of E."""
+        """Return the size of rounding in a gradient: of positions, and of the sums of E."""
         n, d = self.x.shape
         positions = self.metric.segments * math.sqrt(d * float(self.b.max()))
         sums = tau * 2 * energy * float(spectral_norms(self.D).max())
@@ -769,7 +769,7 @@ def minimizing_movements(
 
 @dataclass(frozen=True, eq=False)
 class Movements(Runnable):
-    """A run of minimizing movements as it is asked for.
+    """Definition of a run of minimizing movements.
 
     x0 : (n, d)
     heads : at time 0; their strides are the steps of the run
@@ -789,7 +789,7 @@ class Movements(Runnable):
 
     @property
     def plan(self) -> Plan:
-        """What the driver needs to know of the run."""
+        """Sizes and options of the run for the driver."""
         metric = metric_config(self.metric)
         attrs = {
             "metric": metric if isinstance(metric, str) else metric["name"],
@@ -808,13 +808,13 @@ class Movements(Runnable):
         )
 
     def layout(self) -> MovementLayout:
-        """Sizes of the run's file."""
+        """Return the sizes of the run's file."""
         n, d = self.x0.shape
         times = np.arange(self.steps + 1) * self.tau
         return MovementLayout(times=times, tokens=n, axes=d, heads=len(self.heads.start))
 
     def config(self) -> dict[str, Any]:
-        """The run as JSON; arrays that the file holds are named by their digest."""
+        """Return the run as JSON; arrays that the file holds are named by their digest."""
         heads = self.heads
         return {
             "x0": array_config(self.x0),
@@ -832,7 +832,7 @@ class Movements(Runnable):
         }
 
     def parts(self) -> dict[str, Any]:
-        """The parts of the configuration that may be custom."""
+        """Return the parts of the configuration that may be custom."""
         return {"law": law_config(self.heads.law), "metric": metric_config(self.metric)}
 
     def start(self, store: Store) -> None:
@@ -840,12 +840,12 @@ class Movements(Runnable):
         store.write("initial_heads", (), self.heads.start)
 
     def solver(self, first: int, last: int, paths: Paths, total: Array | None) -> Movement:
-        """The cloud at time 0."""
+        """Return the solver, with the cloud at time 0."""
         return Movement(self, paths)
 
 
 class Movement(Solver):
-    """The cloud and its heads at one time, and the numbers of the step that led there."""
+    """The cloud and its heads at one time, and the numbers of the last step."""
 
     def __init__(self, problem: Movements, paths: Paths) -> None:
         self.problem, self.paths = problem, paths
@@ -877,7 +877,7 @@ class Movement(Solver):
         return step + 1
 
     def _before(self, D: Array) -> StepProblem:
-        """The step from here, with heads D."""
+        """Return the problem of the step from here, with heads D."""
         return _problem(self.x, D, self.problem.metric, self.problem.direction)
 
 
@@ -915,7 +915,7 @@ def _fraction(tau: float, dt: float) -> int:
 
 
 def _towards(x: Array, y: Array, share: float) -> Array:
-    """The point that divides the chord from x to y by a share up to one, token by token."""
+    """Return the point that divides the chord from x to y by a share up to one, per token."""
     chord = x + share * (y - x)
     length = np.sqrt(np.einsum("ik,ik->i", chord, chord))[:, None]
     return np.where(length > 0.1, chord / np.maximum(length, 0.1), x)

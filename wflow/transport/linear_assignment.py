@@ -66,7 +66,7 @@ _SEARCHES = 64  # in one call of compiled code: Ctrl-C is heard between calls
 
 @njit(error_model="numpy")
 def _least(values, first, count):
-    """Smallest of `count` values, a multiple of the lanes, from place `first`."""
+    """Return the smallest of `count` values, a multiple of the lanes, from place `first`."""
     least = load(values, first)
     for k in range(first + _LANES, first + count, _LANES):
         least = minimum(load(values, k), least)
@@ -75,7 +75,7 @@ def _least(values, first, count):
 
 @njit(error_model="numpy")
 def _place(values, first, value):
-    """First place of `value`, which must be there."""
+    """Return the first place of `value`, which must be there."""
     wanted = splat(value)
     while True:
         lane = first_equal(load(values, first), wanted)
@@ -86,7 +86,7 @@ def _place(values, first, value):
 
 @njit(error_model="numpy")
 def _next_block(unread, first, shut, count):
-    """Smallest of the bounds of a row over the blocks that are not shut, and its block.
+    """Return the smallest of the bounds of a row over the blocks that are not shut, and its block.
 
     shut (count,): 0, or infinity for a block whose columns are all closed.
     """
@@ -104,7 +104,7 @@ def _next_block(unread, first, shut, count):
 
 @njit(error_model="numpy")
 def _read_block(costs, row, column, v, open_v, base, distance, before, i):
-    """Let the 32 columns from `column` be reached from row i, which begins at `row` of the costs.
+    """Relax the 32 columns from `column` on from row i, which begins at `row` of the costs.
 
     distance_j <- min(distance_j, C_ij - v_j - base), before_j <- i where that is less; closed
     columns have open_v = -infinity. Returns the smallest distance and the smallest C_ij - v_j.
@@ -129,7 +129,7 @@ def _read_block(costs, row, column, v, open_v, base, distance, before, i):
 
 @njit(error_model="numpy")
 def _rise(keys, items, place, key, item):
-    """Put an item at a place of the heap, or above it."""
+    """Insert an item at a place of the heap, or above it."""
     while place > 0:
         up = (place - 1) >> 1
         if keys[up] <= key:
@@ -141,7 +141,7 @@ def _rise(keys, items, place, key, item):
 
 @njit(error_model="numpy")
 def _sink(keys, items, size, key, item):
-    """Put an item in place of the first one, or below it."""
+    """Replace the first item of the heap by an item, which sinks to its place."""
     place = 0
     while True:
         down = 2 * place + 1
@@ -158,7 +158,7 @@ def _sink(keys, items, size, key, item):
 
 @kernel(nogil=True)
 def _begin(costs, v, bounds, count, column_of, row_of):
-    """Compute the bounds of all rows and blocks, and let rows take their best column.
+    """Compute the bounds of all rows and blocks, and assign rows to their best columns.
 
     costs (n * width,), v (width,), bounds (n * count,); column_of (n,) and row_of (width,)
     are -1 for what is left. Returns the rows that are left.
@@ -254,7 +254,7 @@ def _augment(costs, v, bounds, count, column_of, row_of, left, unread):
 
 
 class _Search:
-    """Rows with their best columns for potentials v (width,), and the searches for the rest."""
+    """Search for an assignment, from potentials v (width,) and the best columns of the rows."""
 
     def __init__(self, costs: FloatArray, v: FloatArray) -> None:
         n, width = costs.shape
@@ -266,7 +266,7 @@ class _Search:
         self.left = _begin(*self._state)
 
     def run(self) -> tuple[IntArray, FloatArray]:
-        """Columns of all rows, and the potentials."""
+        """Return the columns of all rows, and the potentials."""
         unread = np.empty_like(self._state[2])
         for first in range(0, self.left.size, _SEARCHES):
             _augment(*self._state, self.left[first : first + _SEARCHES], unread)
@@ -274,7 +274,7 @@ class _Search:
 
 
 def solve_arranged(costs: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Columns (n,) of the rows in an optimal assignment, and the potentials v (n,) that prove it.
+    """Return the optimal columns (n,) of the rows, and the potentials v (n,) that prove it.
 
     u_i = C_{i, s(i)} - v_{s(i)} and v are dual feasible to rounding. The costs are (n, width), with
     width n up to a multiple of `BLOCK`; columns beyond n are infinite, and those before in the
@@ -293,7 +293,7 @@ def solve_arranged(costs: FloatArray) -> tuple[IntArray, FloatArray]:
 
 
 def _from_part(costs: FloatArray) -> FloatArray:
-    """Potentials v (width,) from the solution for every fourth row and column.
+    """Return the potentials v (width,) from the solution for every fourth row and column.
 
     v_j = min_i C_ij - u_i over those rows. As the columns are in an order in which near ones follow
     each other, every fourth has its share of each cluster.
@@ -312,12 +312,12 @@ def _from_part(costs: FloatArray) -> FloatArray:
 
 
 def whole_blocks(order: IntArray) -> IntArray:
-    """An order of columns, repeated up to whole blocks: the columns beyond become infinite."""
+    """Return an order of columns, repeated up to whole blocks: columns beyond become infinite."""
     return np.resize(order, -(-len(order) // BLOCK) * BLOCK)
 
 
 def near_order(points: FloatArray) -> IntArray:
-    """Order of points (n, k) in which near ones follow each other, for the columns of `solve`.
+    """Return an order of points (n, k) in which near ones are adjacent, for the columns of `solve`.
 
     They are halved along one coordinate after the other, the widest first, down to the blocks.
     Costs of a few rows are coordinates of the columns.
@@ -336,7 +336,7 @@ def near_order(points: FloatArray) -> IntArray:
 
 
 def assign(costs: ArrayLike) -> IntArray:
-    """Columns (n,) of the rows in an optimal assignment of finite costs (n, n)."""
+    """Return the columns (n,) of the rows in an optimal assignment of finite costs (n, n)."""
     given = np.asarray(costs, np.float64)
     largest = np.maximum(given.max(), -given.min())  # NaN where a cost is
     if not largest <= _LARGEST:

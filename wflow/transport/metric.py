@@ -63,7 +63,7 @@ Array = NDArray[np.floating]
 
 
 def discrete_action(curve: Array, b: Array) -> float:
-    """A of a curve (K + 1, n, d) with mobilities b (K + 1, n)."""
+    """Return the action A of a curve (K + 1, n, d) with mobilities b (K + 1, n)."""
     segments, n = len(curve) - 1, curve.shape[1]
     square = angles(curve[:-1], curve[1:]) ** 2
     return float(segments / n * ((b[:-1] + b[1:]) / 2 * square).sum())
@@ -72,7 +72,7 @@ def discrete_action(curve: Array, b: Array) -> float:
 def action_and_gradient(
     metric: Metric, curve: Array, D: Array, b_ends: Array
 ) -> tuple[float, Array]:
-    """A of a curve (K + 1, n, d), and its gradient by the nodes that move.
+    """Return the action A of a curve (K + 1, n, d), and its gradient by the nodes that move.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def action_and_gradient(
 
 
 def mobilities(metric: Metric, nodes: Array, D: Array, b_ends: Array) -> Array:
-    """b (K + 1, n) at all nodes of a path, from those that move and b_ends (1 or 2, n)."""
+    """Return b (K + 1, n) at all nodes of a path, from free nodes and b_ends (1 or 2, n)."""
     if not len(nodes):
         return b_ends
     return np.concatenate([b_ends[:1], metric.mobility(nodes, D), b_ends[1:]])
@@ -133,7 +133,7 @@ def recouple(curve: Array, b: Array) -> tuple[Array, Array, NDArray[np.int64] | 
 
 
 def gains(cost: Array, labels: NDArray[np.int64]) -> bool:
-    """Whether labels cost less than the identity, by more than rounding."""
+    """Return whether labels cost less than the identity, by more than rounding."""
     same = float(np.trace(cost))
     # Squares of distances of order one carry errors of about 1e-16 times the distance.
     rounding = 1e-12 * same + 1e-15 * float(np.sqrt(max(same, 0.0)))
@@ -495,7 +495,7 @@ METRICS: Registry[Metric] = Registry(Metric, "metric", "metric", None, W2, Weigh
 
 
 def as_metric(metric: MetricName | Metric, segments: int | None) -> Metric:
-    """The metric given, or that of a name; `segments` (None: 1) are for the name "weighted"."""
+    """Return the given metric, or the metric of a name; `segments` (None: 1) are for "weighted"."""
     if isinstance(metric, Metric):
         if segments is not None:
             raise InputError(
@@ -515,7 +515,7 @@ def as_metric(metric: MetricName | Metric, segments: int | None) -> Metric:
 
 
 def metric_config(metric: Metric) -> str | dict[str, Any]:
-    """What a configuration holds of a metric: its name; of a custom one, what identifies it.
+    """Return the entry of a metric in a configuration: its name; of a custom one, its identity.
 
     That is the name of its class, its parameters and its `fingerprint` (None, and the reason as
     `not_comparable`, where it cannot be compared).
@@ -573,7 +573,7 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Distance(ShortResult):
-    """Distance W_b of two clouds as `weighted_distance` found it.
+    """Distance W_b of two clouds, as `weighted_distance` computed it.
 
     Attributes
     ----------
@@ -918,7 +918,7 @@ def _distance(
             RuntimeWarning,
             stacklevel=3,
         )
-    extrapolated = None  # not NaN, which would go on in silence
+    extrapolated = None  # not NaN, which would spread in silence
     if len(actions) > 1:
         extrapolated = math.sqrt(max(0.0, (4 * actions[-1] - actions[-2]) / 3))
     return Distance(
@@ -948,14 +948,14 @@ class _Found(NamedTuple):
 
 
 class _Search:
-    """Descent in the nodes and matching of the segments, in turn."""
+    """Alternating descent in the nodes and in the matching of the segments."""
 
     def __init__(self, D: Array, tolerance: float, max_iterations: int) -> None:
         self.D, self.tolerance, self.max_iterations = D, tolerance, max_iterations
         self.iterations = self.evaluations = 0
 
     def descend(self, curve: Array, labels: NDArray[np.intp]) -> _Found:
-        """The local minimum that a curve leads to; `labels` are those of its last node."""
+        """Return the local minimum reached from a curve; `labels` are those of its last node."""
         for _ in range(_ROUNDS):
             start, end = curve[:1], curve[-1:]
             b_ends = _WEIGHTED.mobility(np.concatenate([start, end]), self.D)
@@ -1019,7 +1019,7 @@ def _equal_clouds(x: ArrayLike, y: ArrayLike) -> Pair:
 
 
 def _mobilities(clouds: Array, D: ArrayLike | None) -> Array:
-    """b (clouds, n), for heads that are None, constant, or one set per cloud."""
+    """Return b (clouds, n), for heads that are None, constant, or one set per cloud."""
     if D is None:
         return np.ones(clouds.shape[:2])
     moving = None if isinstance(D, QKV) else as_matrices(D, "D", symmetric=True)
@@ -1038,7 +1038,7 @@ def _mobilities(clouds: Array, D: ArrayLike | None) -> Array:
 
 
 def as_heads(D: ArrayLike | QKV, d: int) -> Array:
-    """Symmetric heads (heads, d, d) for tokens of dimension d, of any size."""
+    """Return symmetric heads (heads, d, d) for tokens of dimension d, of any size."""
     if isinstance(D, QKV):
         raise InputError(
             "general (Q, K, V) heads are no gradient: they have no energy and no mobility; give "
@@ -1053,7 +1053,7 @@ def as_heads(D: ArrayLike | QKV, d: int) -> Array:
 
 
 def spectral_norms(D: Array) -> Array:
-    """|D_h| of symmetric heads (..., d, d): largest size of an eigenvalue."""
+    """Return |D_h| of symmetric heads (..., d, d): the largest size of an eigenvalue."""
     return np.abs(np.linalg.eigvalsh(D)).max(axis=-1)
 
 

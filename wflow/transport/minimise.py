@@ -29,7 +29,7 @@ _NOISE = 1e-15  # relative rounding of a value
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where a minimisation ended.
+    """Result of a minimisation.
 
     x : the points; value : f there; gradient_norm : sqrt(g . M^{-1} g), g the tangential gradient
     """
@@ -64,7 +64,7 @@ def minimise(
     precondition: Solver = lambda g: g,
     max_iterations: int = 500,
 ) -> Minimum:
-    """Local minimum of f over points on the sphere, from the start x (..., d).
+    """Minimise f locally over points on the sphere, from the start x (..., d).
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def _size(gradient: Array, precondition: Solver) -> float:
 def _inverse_hessian(
     gradient: Array, memory: deque[tuple[Array, Array]], precondition: Solver
 ) -> Array:
-    """The two-loop recursion."""
+    """Apply the inverse Hessian by the two-loop recursion."""
     q = gradient.copy()
     shares = []
     for s, y in reversed(memory):
@@ -134,7 +134,7 @@ def _inverse_hessian(
 def _search(
     objective: Objective, here: _Point, direction: Array, slope: float, rounding: float
 ) -> tuple[_Point | None, int]:
-    """A point along `direction` that satisfies the (approximate) Wolfe conditions, and its cost."""
+    """Return a point along `direction` with the (approximate) Wolfe conditions, and its cost."""
     low, low_slope, high, high_slope = 0.0, slope, np.inf, np.inf
     # Longer than a radian, a step says little about the sphere.
     longest = math.sqrt(float((direction**2).sum(axis=-1).max()))

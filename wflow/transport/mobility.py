@@ -25,13 +25,13 @@ _ANY, _TWO, _THREE, _FOUR = map(constant, (0, 2, 3, 4))
 
 @internal(forceinline=True)
 def _coordinates(dim, x):
-    """d = `dim`, a `constant`, so that the loops over coordinates unroll; 0: any d."""
+    """Return d = `dim`, a `constant`, so that the loops over coordinates unroll; 0: any d."""
     return value_of(dim) if value_of(dim) > 0 else x.shape[1]
 
 
 @internal(forceinline=True)
 def _kernel_values(dim, x, j, z):
-    """U_hij of a block of tokens i with the tokens j .. j + 3."""
+    """Return U_hij of a block of tokens i with the tokens j .. j + 3."""
     width = lanes(z)
     d = _coordinates(dim, x)
     s0 = splat(z.dtype.type(0.0))
@@ -49,7 +49,7 @@ def _kernel_values(dim, x, j, z):
 
 @internal(forceinline=True)
 def _row_sums(dim, x, weight, z, acc):
-    """sum_j U_hij of a block into `acc`."""
+    """Write sum_j U_hij of a block to `acc`."""
     m = splat(z.dtype.type(0.0))
     for j in range(0, x.shape[0], 4):
         u0, u1, u2, u3 = _kernel_values(dim, x, j, z)
@@ -62,7 +62,7 @@ def _row_sums(dim, x, weight, z, acc):
 
 @internal(forceinline=True)
 def _vector_sums(dim, x, w, mine, z, acc):
-    """sum_j (w_i + w_j) U_hij x_j of a block into `acc`; `mine` holds w_i."""
+    """Write sum_j (w_i + w_j) U_hij x_j of a block to `acc`; `mine` holds w_i."""
     width = lanes(z)
     d = _coordinates(dim, x)
     for k in range(d):
@@ -85,7 +85,7 @@ def _vector_sums(dim, x, w, mine, z, acc):
 
 @internal
 def _mobilities(x, n, weight, score, start, c, b, w):
-    """b, and the weights w (heads, rows), of the tokens start <= i < start + lanes of one cloud."""
+    """Compute b and weights w (heads, rows) of the tokens start <= i < start + lanes."""
     d = x.shape[1]
     heads = score.shape[0]
     width = lanes(x)
@@ -120,7 +120,7 @@ def _mobilities(x, n, weight, score, start, c, b, w):
 
 @internal
 def _gradient(x, n, score, start, w, gradient):
-    """(1/n) sum_h D_h sum_j (w_hi + w_hj) U_hij x_j of a block of tokens of one cloud."""
+    """Compute (1/n) sum_h D_h sum_j (w_hi + w_hj) U_hij x_j of a block of tokens of one cloud."""
     d = x.shape[1]
     width = lanes(x)
     own = vectors(d, x)
@@ -182,7 +182,7 @@ def _weighted_sums(x, score, c, with_gradient):
 
 
 def weighted_sums(x, score, c, with_gradient):
-    """b of every cloud, and the gradient of sum_i c_i b_i by the tokens of each.
+    """Return b of every cloud, and the gradient of sum_i c_i b_i by the tokens of each.
 
     Parameters
     ----------

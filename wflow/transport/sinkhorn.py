@@ -40,7 +40,7 @@ _RELAXED, _RELAXED_COLD, _COLD = 1.7, 1.9, 0.01
 
 @kernel(parallel=True)
 def _sum_rows(C, s, scale, shift, find):
-    """With e_ij = scale C_ij + s_j: sum_j 2^(e_ij - t_i) and the same weighted by C_ij.
+    """Return sum_j 2^(e_ij - t_i), e_ij = scale C_ij + s_j, and the same weighted by C_ij.
 
     t_i is shift_i, or with `find` the largest e_ij. C (n, k) and s (k,), k a multiple of 32.
     Returns t, sums, weighted sums : (n,)
@@ -81,7 +81,7 @@ def _sum_rows(C, s, scale, shift, find):
 
 @kernel(parallel=True)
 def _sum_columns(C, r, scale, shift, find):
-    """With e_ij = scale C_ij + r_i: sum_i 2^(e_ij - t_j), t_j as in `sum_rows`.
+    """Return sum_i 2^(e_ij - t_j), e_ij = scale C_ij + r_i, with t_j as in `sum_rows`.
 
     Returns t, sums : (k,)
     """
@@ -149,44 +149,44 @@ class _Costs:
         self._rows, self._columns = np.zeros(self.n), np.zeros(self.width)
 
     def _wide(self, s: NDArray) -> NDArray:
-        """(m,) over all columns, with nothing in those added."""
+        """Extend (m,) to all columns, with no mass in the padding."""
         out = np.full(self.width, _NOTHING)
         out[: self.m] = np.maximum(s, _NOTHING)
         return out
 
     def soften_rows(self, g: NDArray, log_b: NDArray, eps: float) -> NDArray:
-        """f_i = -eps log sum_j b_j exp((g_j - C_ij)/eps)."""
+        """Return f_i = -eps log sum_j b_j exp((g_j - C_ij)/eps)."""
         s = self._wide(_LOG2E * (g / eps + log_b))
         top, sums, _ = _sum_rows(self.C, s, -_LOG2E / eps, self._rows, True)
         return -eps * (top / _LOG2E + np.log(sums))
 
     def soften_columns(self, f: NDArray, log_a: NDArray, eps: float) -> NDArray:
-        """g_j = -eps log sum_i a_i exp((f_i - C_ij)/eps)."""
+        """Return g_j = -eps log sum_i a_i exp((f_i - C_ij)/eps)."""
         r = np.maximum(_LOG2E * (f / eps + log_a), _NOTHING)
         top, sums = _sum_columns(self.C, r, -_LOG2E / eps, self._columns, True)
         return -eps * (top / _LOG2E + np.log(sums))[: self.m]
 
     def plan_rows(self, log_r: NDArray, log_s: NDArray, eps: float) -> tuple[NDArray, NDArray]:
-        """Row sums of P_ij = exp(log_r_i + log_s_j - C_ij/eps), and of P_ij C_ij."""
+        """Return the row sums of P_ij = exp(log_r_i + log_s_j - C_ij/eps), and of P_ij C_ij."""
         shift = np.minimum(-_LOG2E * log_r, -_NOTHING)
         _, sums, paid = _sum_rows(self.C, self._wide(_LOG2E * log_s), -_LOG2E / eps, shift, False)
         return sums, paid
 
     def plan_columns(self, log_r: NDArray, log_s: NDArray, eps: float) -> NDArray:
-        """Column sums of the same P."""
+        """Return the column sums of the same P."""
         shift = -self._wide(_LOG2E * log_s)
         r = np.maximum(_LOG2E * log_r, _NOTHING)
         return _sum_columns(self.C, r, -_LOG2E / eps, shift, False)[1][: self.m]
 
     def dual(self, f: NDArray, a: NDArray, b: NDArray) -> float:
-        """A feasible dual value near the potential f: that of two c-transforms."""
+        """Return a feasible dual value near the potential f: that of two c-transforms."""
         g = -_sum_columns(self.C, f, -1.0, self._columns, True)[0][: self.m]
         f = -_sum_rows(self.C, self._wide(g), -1.0, self._rows, True)[0]
         return float(a @ f + b @ g)
 
 
 class Bounds(NamedTuple):
-    """What the iterations found of min <P, C>: upper and lower bound."""
+    """Upper and lower bound of min <P, C> from the iterations."""
 
     upper: float
     lower: float
@@ -197,7 +197,7 @@ class Bounds(NamedTuple):
 def _round(
     costs: _Costs, f: NDArray, g: NDArray, a: NDArray, b: NDArray, eps: float, enough: float
 ) -> float:
-    """Cost of the plan brought to the marginals a and b.
+    """Return the cost of the plan brought to the marginals a and b.
 
     What the plan lacks is a small transport problem with the same costs: some iterations at a
     higher temperature carry most of it over short distances. The product of what is lacking at
@@ -238,7 +238,7 @@ def bounds(
     tolerance: float,
     max_iterations: int,
 ) -> Bounds:
-    """Lower the temperature by halves until the bounds of W_p agree to `tolerance`.
+    """Halve the temperature until the bounds of W_p agree to `tolerance`.
 
     Parameters
     ----------
@@ -297,7 +297,7 @@ def _iterate(
     most: int,
     enough: float,
 ) -> tuple[NDArray, NDArray, int]:
-    """Iterate at one temperature until at most `enough` of the mass is in the wrong place."""
+    """Iterate at one temperature until at most `enough` of the mass is misplaced."""
     relaxation = _RELAXED_COLD if eps < _COLD * costs.largest else _RELAXED
     best = math.inf
     used = 0

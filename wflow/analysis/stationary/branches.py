@@ -51,7 +51,7 @@ class _Curve:
         return np.asarray(w / (w @ at**2))
 
     def matrix(self, p: Floats, log: float, row: tuple[Floats, float]) -> tuple[Floats, Floats]:
-        """The Jacobian, bordered by a row, and the residual."""
+        """Return the Jacobian, bordered by a row, and the residual."""
         w, kappa = self.equation.w, math.exp(log)
         image, change, slope = self.equation.tangent(p, kappa)
         turned = self.equation.rotations(p)
@@ -62,7 +62,7 @@ class _Curve:
         return matrix, image - p
 
     def tangent(self, p: Floats, log: float, last: tuple[Floats, float]) -> tuple[Floats, float]:
-        """The unit tangent that continues the last one."""
+        """Return the unit tangent that continues the last one."""
         metric = self.metric(p)
         matrix, _ = self.matrix(p, log, (metric * last[0], last[1]))
         found = np.linalg.solve(matrix, np.append(np.zeros(len(p)), 1.0))
@@ -70,7 +70,7 @@ class _Curve:
         return found[:-1] / size, float(found[-1] / size)
 
     def step(self, point: _Point, length: float) -> _Point | None:
-        """The point of the branch at a distance, or None where Newton's method does not find it."""
+        """Return the branch point at a distance, or None where Newton's method does not find it."""
         (dp, dlog), metric = point.tangent, self.metric(point.p)
         w = self.equation.w
         p, log = point.p + length * dp, point.log + length * dlog
@@ -96,7 +96,7 @@ class _Curve:
         return _Point(p, log, self.tangent(p, log, point.tangent), point.length + length)
 
     def fold(self, point: _Point, following: _Point) -> _Point | None:
-        """The point between two at which kappa has its extremum, by bisection and secants."""
+        """Return the point between two where kappa has its extremum, by bisection and secants."""
         low, high = 0.0, following.length - point.length
         below, above = point.tangent[1], following.tangent[1]
         best = None
@@ -228,7 +228,7 @@ def _limits(kappa: Any) -> tuple[float, float]:
 
 
 def _from_uniform(equation: Equation, degree: Any, side: int) -> tuple[_Point, dict[str, Any]]:
-    """The uniform density where the modes of a degree begin to grow, and the mode as tangent."""
+    """Return the uniform density where modes of a degree begin to grow, and the mode as tangent."""
     degree = whole(degree, "start", 1, most=equation.size - 1)
     if not (equation.isotropic and equation.nodes.has_axis):
         raise InputError(
@@ -275,7 +275,7 @@ def _followed(
     count: int,
     defect: float,
 ) -> tuple[list[_Point], str]:
-    """The points of a branch, and why it ends."""
+    """Return the points of a branch, and why it ends."""
     points, length = [first], step / 2
     equation = curve.equation
     while len(points) < count:
@@ -305,7 +305,7 @@ def _followed(
 
 
 def _bent(curve: _Curve, point: _Point, following: _Point) -> bool:
-    """Whether the tangent has turned by more than about 30 degrees."""
+    """Return whether the tangent has turned by more than about 30 degrees."""
     metric = curve.metric(following.p)
     (dp, dlog), (ep, elog) = point.tangent, following.tangent
     size = math.sqrt(float(metric @ dp**2) + dlog**2)

@@ -1,4 +1,4 @@
-r"""Nodes on the sphere, and harmonics with their gradients there: what densities are made of.
+r"""Nodes on the sphere, with harmonics and their gradients, which represent densities.
 
 Internally a density p is relative to the uniform law and weights w sum to one. Harmonics are
 polynomials in the coordinates (`wflow.sphere.polynomials`): one in the height, times a harmonic
@@ -39,7 +39,7 @@ class Sector(NamedTuple):
     project: Floats  # (k, cell): coefficients of a function from its values
 
     def derivative(self, values: Floats) -> Floats:
-        """Gradient (component, cell, ...) of functions (cell, ...)."""
+        """Return the gradient (component, cell, ...) of functions (cell, ...)."""
         return np.asarray(self.gradient @ (self.project @ values))
 
 
@@ -118,7 +118,7 @@ class Nodes:
 
     @classmethod
     def axial(cls, d: int, count: int = 96) -> Nodes:
-        """Gauss-Gegenbauer nodes in the height along the last axis, for axially symmetric laws.
+        """Return Gauss-Gegenbauer nodes in the height on the last axis, for axially symmetric laws.
 
         Parameters
         ----------
@@ -148,7 +148,7 @@ class Nodes:
 
     @classmethod
     def circle(cls, count: int = 128) -> Nodes:
-        """Equidistant nodes on the circle.
+        """Return equidistant nodes on the circle.
 
         Parameters
         ----------
@@ -172,7 +172,7 @@ class Nodes:
 
     @classmethod
     def sphere(cls, degree: int = 16) -> Nodes:
-        """Gauss-Legendre nodes in height times equidistant ones around the axis, for d = 3.
+        """Return Gauss-Legendre nodes in height times equidistant ones around the axis, for d = 3.
 
         Parameters
         ----------
@@ -222,7 +222,7 @@ class Nodes:
         return [self._around(order) for order in range(orders)]
 
     def _around(self, order: int) -> Sector:
-        """Harmonics of one order around the axis: r^order P(z), of dimension d + 2 order."""
+        """Return harmonics of one order around the axis: r^order P(z), of dimension d + 2 order."""
         z, r = self.centres[:, -1], self.centres[:, 0]
         degrees = np.arange(1 if order == 0 else 0, len(z) - order)
         p = gegenbauer(z, self.d + 2 * order, int(degrees[-1]))[:, degrees]
@@ -263,7 +263,7 @@ class Nodes:
 
 
 def kernel_matrices(nodes: Nodes, D: Floats, sector: int = 0) -> Floats:
-    """Kernels (H, cell, cell) of exp(<x, D y>), averaged around the axis where there is one."""
+    """Return kernels (H, cell, cell) of exp(<x, D y>), averaged around the axis if there is one."""
     if not nodes.has_axis:
         return np.exp(np.einsum("ia,hab,jb->hij", nodes.centres, D, nodes.centres))
     z = nodes.centres[:, -1]
@@ -297,7 +297,7 @@ def check_heads(nodes: Nodes, D: Floats) -> None:
 
 
 def harmonics_at(nodes: Nodes, points: Floats) -> Floats:
-    """Values (point, k) of the harmonics of the first sector at other points."""
+    """Return values (point, k) of the harmonics of the first sector at other points."""
     if not nodes.has_axis:
         return harmonic_basis(points, nodes.degree)[0]
     degrees = np.arange(1, len(nodes.areas))
@@ -336,7 +336,7 @@ def harmonic_basis(x: Floats, degree: int) -> tuple[Floats, Floats, Floats]:
 
 
 def as_nodes(mesh: Any) -> Nodes:
-    """Nodes as they are; those of a mesh from its centres and areas."""
+    """Return given nodes unchanged, or the nodes of a mesh, from its centres and areas."""
     if isinstance(mesh, Nodes):
         return mesh
     if not (hasattr(mesh, "centres") and hasattr(mesh, "areas")):
@@ -348,12 +348,12 @@ def as_nodes(mesh: Any) -> Nodes:
 
 
 def sphere_area(d: int) -> float:
-    """Area of the unit sphere in d dimensions."""
+    """Return the area of the unit sphere in d dimensions."""
     return 2 * math.exp(d / 2 * math.log(math.pi) - math.lgamma(d / 2))
 
 
 def heights(d: int, count: int) -> tuple[Floats, Floats]:
-    """Nodes of the height z = <x, axis> and their uniform probabilities."""
+    """Return nodes of the height z = <x, axis> and their uniform probabilities."""
     from scipy.special import roots_chebyt, roots_gegenbauer
 
     z, weight = roots_chebyt(count) if d == 2 else roots_gegenbauer(count, d / 2 - 1)
@@ -363,7 +363,7 @@ def heights(d: int, count: int) -> tuple[Floats, Floats]:
 def axial_log_kernel(
     z: Floats, y: Floats, p: float, q: float, d: int, order: int = 0
 ) -> tuple[Floats, Floats]:
-    """Logs and signs (z, y) of exp(p z y + q r r' cos) averaged with a harmonic around the axis.
+    """Return logs, signs (z, y) of exp(p z y + q r r' cos) averaged with a harmonic of an axis.
 
     The average of exp(t cos) against harmonics of an order m on the sphere around the axis is
     Gamma(nu + 1) (2/t)^nu I_{nu + m}(t), nu = (d - 3)/2.

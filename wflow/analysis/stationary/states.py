@@ -1,4 +1,4 @@
-r"""Stationary densities of the mean-field equation, and what becomes of small disturbances.
+r"""Stationary densities of the mean-field equation, and the growth of small disturbances.
 
 With the velocity V[rho] of the heads (s = 1 in ascent, -1 in descent) a density is stationary if
 
@@ -85,11 +85,11 @@ class Equation:
         )
 
     def mobility(self, p: Floats) -> Floats:
-        """Mobilities (H, cell)."""
+        """Return the mobilities (H, cell)."""
         return np.asarray(self.kernels[0] @ (self.w * p))
 
     def velocity(self, p: Floats) -> Floats:
-        """Velocity (component, cell)."""
+        """Return the velocity (component, cell)."""
         m = self.mobility(p)
         if self.kind == "m":
             return self.sign * self.sector.derivative(m.mean(axis=0))
@@ -98,7 +98,7 @@ class Equation:
         return self.sign * self.sector.derivative(m.mean(axis=0)) * np.mean(1 / m, axis=0)
 
     def _velocity_change(self, p: Floats, delta: Floats, k: int = 0) -> Floats:
-        """Change (component, cell, j) of the velocity with the density, along delta (cell, j)."""
+        """Return the derivative (component, cell, j) of the velocity along delta (cell, j)."""
         m, sector = self.mobility(p)[:, :, None], self.nodes.sectors[k]
         change = self.kernels[k] @ (self.w[:, None] * delta)
         if self.kind == "m":
@@ -112,7 +112,7 @@ class Equation:
         )
 
     def _tested(self, field: Floats, k: int = 0) -> Floats:
-        """Integrals (k, ...) of fields (component, cell, ...) with the gradients of harmonics."""
+        """Integrate fields (component, cell, ...) against the gradients of harmonics: (k, ...)."""
         flat = (field * self.w.reshape(1, -1, *[1] * (field.ndim - 2))).reshape(
             -1, *field.shape[2:]
         )
@@ -120,29 +120,29 @@ class Equation:
         return np.asarray(gradient.reshape(-1, gradient.shape[2]).T @ flat)
 
     def _potential(self, field: Floats) -> Floats:
-        """The functions (cell, ...) with the Laplacian div of fields (component, cell, ...)."""
+        """Return functions (cell, ...) with the Laplacian div of fields (component, cell, ...)."""
         return np.asarray(self.sector.values @ (self._tested(field).T / self.sector.eigenvalue).T)
 
     def potential(self, p: Floats) -> Floats:
-        """The potential (cell,) of the velocity, where it has one."""
+        """Return the potential (cell,) of the velocity, where it has one."""
         if self.kind == "b":
             return self._potential(self.velocity(p))
         m = self.mobility(p)
         return self.sign * (m if self.kind == "m" else np.log(m)).mean(axis=0)
 
     def gibbs(self, potential: Floats, kappa: float) -> Floats:
-        """The density exp(potential / kappa), normalised."""
+        """Return the density exp(potential / kappa), normalised."""
         found = np.exp((potential - potential.max()) / kappa)
         return np.asarray(found / (self.w @ found))
 
     def image(self, p: Floats, kappa: float) -> Floats:
-        """The density that is stationary in the field of p."""
+        """Return the density that is stationary in the field of p."""
         if self.gradient:
             return self.gibbs(self.potential(p), kappa)
         return 1 + self._potential(p * self.velocity(p)) / kappa
 
     def nearby(self, p: Floats, kappa: float) -> Floats:
-        """The density of the gradient part of the field of p: positive, also where it is no image.
+        """Return the density of the gradient part of the field of p, which is always positive.
 
         The inverse of the Laplacian alone amplifies what is far from a fixed point.
         """
@@ -151,7 +151,7 @@ class Equation:
         return self.gibbs(self._potential(self.velocity(p)), kappa)
 
     def tangent(self, p: Floats, kappa: float) -> tuple[Floats, Floats, Floats]:
-        """The image, its derivative (cell, cell) by p, and that (cell,) by log kappa."""
+        """Return the image, its derivative (cell, cell) by p, and that (cell,) by log kappa."""
         if not self.gradient:
             v, eye = self.velocity(p), np.eye(self.size)
             flux = v[:, :, None] * eye + p[:, None] * self._velocity_change(p, eye)
@@ -174,7 +174,7 @@ class Equation:
         )
 
     def rotations(self, p: Floats) -> Floats:
-        """Changes (cell, j) of the density by the rotations that leave all heads as they are."""
+        """Return changes (cell, j) of the density by the rotations that leave all heads fixed."""
         d = self.nodes.d
         if self.nodes.has_axis:
             return np.zeros((self.size, 0))
@@ -193,14 +193,14 @@ class Equation:
         return np.asarray(moved[:, norms > 1e-8] / norms[norms > 1e-8])
 
     def linearisation(self, p: Floats, k: int) -> Floats:
-        """The equation linearised at p (j, j), in harmonics of the sector k."""
+        """Return the matrix (j, j) of the equation linearised at p, in harmonics of sector k."""
         sector = self.nodes.sectors[k]
         flux = self.velocity(p)[:, :, None] * sector.values
         flux = flux + p[:, None] * self._velocity_change(p, sector.values, k)
         return self._tested(flux, k)
 
     def defect(self, p: Floats, kappa: float) -> float:
-        """The equation tested with all harmonics, in H^-1, relative to its diffusion alone."""
+        """Return the H^-1 residual of the equation, relative to its diffusion alone."""
         eigenvalue = self.sector.eigenvalue
         drift = self._tested(p * self.velocity(p)) / np.sqrt(eigenvalue)
         diffusion = kappa * np.sqrt(eigenvalue) * (self.sector.project @ (p - 1))
@@ -210,7 +210,7 @@ class Equation:
         return float(np.linalg.norm(gap) / max(float(np.linalg.norm(diffusion)), kappa))
 
     def density(self, density: Any) -> Floats:
-        """A density (cell,) of the user, relative to the uniform law."""
+        """Return a density (cell,) of the user, relative to the uniform law."""
         given = reals(density, "start")
         if given.shape != (self.size,) or (given < 0).any() or not given.any():
             raise InputError(
@@ -220,7 +220,7 @@ class Equation:
         return given / (self.w @ given)
 
     def ordered(self, kappa: float) -> Floats:
-        """The density in the field of one point, at the leading eigenvector of the mean head."""
+        """Return the density in the field of the leading eigenvector of the mean head."""
         x = self.nodes.centres
         axis = np.eye(self.nodes.d)[-1]
         if not self.nodes.has_axis and not self.isotropic:
@@ -288,7 +288,7 @@ class State:
 
     @cached_property
     def defect(self) -> float:
-        """What is left of the equation when it is tested with all harmonics of the nodes.
+        """Residual of the equation when it is tested with all harmonics of the nodes.
 
         In H^-1, relative to the diffusion alone. Where the nodes do not resolve the density it is
         not small, however small the residual. For "effective" with several heads and no axis it is
@@ -369,7 +369,7 @@ class State:
         return found
 
     def _neutral(self, k: int) -> int:
-        """Number of modes of a sector that rotate the density."""
+        """Return the number of modes of a sector that rotate the density."""
         if not self.nodes.has_axis:
             return self._equation.rotations(self._p).shape[1]
         return int(k == 1 and self._equation.isotropic and float(np.ptp(self._p)) > 1e-7)
@@ -523,7 +523,7 @@ def density(
         steps += further
         if error <= tolerance or steps >= rounds or not math.isfinite(error):
             break
-        # Where two densities have just merged, Newton's method stops and the map goes on.
+        # Where two densities have just merged, Newton's method stops and the map continues.
         p = _iterated(equation, p, kappa, tolerance)
     if not error <= max(tolerance, 1e-9):
         raise WflowError(
@@ -543,7 +543,7 @@ def density(
 
 
 def _iterated(equation: Equation, p: Floats, kappa: float, enough: float) -> Floats:
-    """The density after iterations of the map, damped where they swing."""
+    """Iterate the map from a density, with damping where the iterates oscillate."""
     share, last = 1.0, np.zeros_like(p)
     for _ in range(_PICARD):
         gap = equation.nearby(p, kappa) - p
@@ -560,7 +560,7 @@ def _iterated(equation: Equation, p: Floats, kappa: float, enough: float) -> Flo
 def newton(
     equation: Equation, p: Floats, kappa: float, tolerance: float, rounds: int
 ) -> tuple[Floats, float, int]:
-    """The density after steps of Newton's method, its residual and the number of steps."""
+    """Return the density after steps of Newton's method, its residual and the number of steps."""
     best = math.inf
     for step in range(rounds + 1):
         image, change, _ = equation.tangent(p, kappa)

@@ -302,7 +302,7 @@ def transition(
 
 
 def amplitude(betas: Floats, d: int, kind: Kind, sign: float, degree: int) -> tuple[float, float]:
-    """The coefficients of the branch of a degree: kappa = kappa_l (1 - first A - second A^2).
+    """Return first, second of the branch of a degree, kappa = kappa_l (1 - first A - second A^2).
 
     Stationary laws solve grad log mu = V / kappa. With mu = 1 + A p + A^2 q and p the polynomial of
     the degree, the terms of V of order A^2 and A^3 are products of p and q, whose projections on p
@@ -348,7 +348,7 @@ def amplitude(betas: Floats, d: int, kind: Kind, sign: float, degree: int) -> tu
 
 
 def kind_of(flow: FlowName | Flow, heads: int) -> Kind:
-    """What the velocity is made of: the gradient of the mean of m or log m, or gbar/b."""
+    """Return what generates the velocity: the gradient of the mean of m or log m, or gbar/b."""
     flow = as_flow(flow)
     if flow is effective and heads > 1:
         return "b"
@@ -365,7 +365,7 @@ def kind_of(flow: FlowName | Flow, heads: int) -> Kind:
 
 
 def _factors(beta: ArrayLike) -> Floats:
-    """Factors of the heads (H,)."""
+    """Return factors of the heads (H,)."""
     betas = np.atleast_1d(
         np.asarray(number(beta, "beta") if np.ndim(beta) == 0 else reals(beta, "beta"))
     )
@@ -375,7 +375,7 @@ def _factors(beta: ArrayLike) -> Floats:
 
 
 def _first(betas: Floats, d: int, kind: Kind, sign: float) -> tuple[int, float]:
-    """Degree and critical diffusion of the modes that grow first; (0, 0.0) where none does."""
+    """Return degree and critical diffusion of the modes that grow first; (0, 0.0) for none."""
     best = 0, 0.0
     size = np.abs(betas)
     # In ascent no degree beyond 2 comes first: even ones fall with the degree, and an odd one is at
@@ -394,7 +394,7 @@ def _first(betas: Floats, d: int, kind: Kind, sign: float) -> tuple[int, float]:
 def _coefficient(
     betas: Floats, d: int, degree: int, kind: Kind, zeroth: Floats | None = None
 ) -> float:
-    """The coefficient c_l; `zeroth` are the factors of a_0 where these differ."""
+    """Return the coefficient c_l; `zeroth` are the factors of a_0 where these differ."""
     if kind == "log m":
         terms = [_share(float(b), d, degree) for b in betas]
         return math.fsum(terms) / len(betas)
@@ -424,7 +424,7 @@ def _signed(beta: float, degree: int, log: float) -> float:
 
 
 def _share(beta: float, d: int, degree: int) -> float:
-    """The ratio a_l / a_0 of one head."""
+    """Return the ratio a_l / a_0 of one head."""
     from scipy.special import ive
 
     if beta == 0:
@@ -449,7 +449,7 @@ def _share(beta: float, d: int, degree: int) -> float:
 
 
 def _scaled(betas: Floats, d: int, degrees: NDArray[np.intp]) -> Floats:
-    """Eigenvalues (H, degrees), relative to the largest a_0 of the heads."""
+    """Return eigenvalues (H, degrees), relative to the largest a_0 of the heads."""
     logs = [[_log_eigenvalue(abs(float(b)), d, int(k)) for k in degrees] for b in betas]
     sign = np.where((betas[:, None] < 0) & (degrees % 2 == 1), -1.0, 1.0)
     array = np.array(logs)
@@ -457,7 +457,7 @@ def _scaled(betas: Floats, d: int, degrees: NDArray[np.intp]) -> Floats:
 
 
 def _log_eigenvalue(beta: float, d: int, degree: int) -> float:
-    """The logarithm of a_l for beta >= 0."""
+    """Return the logarithm of a_l for beta >= 0."""
     from scipy.special import gammaln, hyp0f1, ive
 
     if beta == 0:

@@ -1,4 +1,4 @@
-"""Exact sums for many coordinates, as products of blocks of matrices that fit in the
-cache: `products` has the products, `sums` the pass for velocities and terms, `weighted` that for
-the sums of each head over weighted sources. Start with `sums`.
+"""Exact sums for many coordinates, as products of blocks of matrices that fit in the cache:
+`products` multiplies, `sums` computes velocities and terms, `weighted` the sums of each head over
+weighted sources. Start with `sums`.
 """

@@ -19,12 +19,12 @@ from wflow._core.compiler.tiles import (
 )
 from wflow._core.compiler.vectors import lanes
 
-# Rows of b in one tile: 128 rows of a panel (12 KB) and of two vectors (16 KB) fit in the nearest
-# cache, and the sums go through memory once in 128 updates.
+# The rows of b in one tile: 128 rows of a panel (12 KB) and of two vectors (16 KB) fit in the
+# nearest cache, and the sums go through memory once in 128 updates.
 _ROWS = 128
-# Columns packed together: whole cache lines of every row are read, in few streams.
+# So many columns are packed together: whole cache lines of every row are read, in few streams.
 _PACKED = 24
-# What is left of the last panel is rounded up to a multiple of this.
+# The number of columns of the last panel is rounded up to a multiple of this.
 COLUMN_UNIT = 4
 
 
@@ -32,7 +32,7 @@ COLUMN_UNIT = 4
 def product(
     groups, full, a, a_at, a_group, b, b_at, b_panel, count, columns, out, out_at, out_group, add
 ):
-    """out[c] = sum_k a[k] b[k, c] for k < count, c < columns; with `add`, added to `out`.
+    """Compute out[c] = sum_k a[k] b[k, c], k < count, c < columns; with `add`, add it to `out`.
 
     groups : number of groups of tokens; those from `full` on have one vector, the others two
     a_group, out_group : elements from one group to the next; b_panel : from one panel to the next
@@ -83,13 +83,13 @@ def product(
 
 @njit(error_model="numpy", forceinline=True)
 def panels(columns):
-    """Panels that hold `columns` columns."""
+    """Return the number of panels that hold `columns` columns."""
     return (columns + TILE_COLUMNS - 1) // TILE_COLUMNS
 
 
 @njit(error_model="numpy")
 def pack(matrix, out, at):
-    """Panels of a matrix (rows, columns), with zeros to the right, to `out` from `at` on."""
+    """Write the panels of a matrix (rows, columns), padded with zeros, to `out` from `at` on."""
     rows, columns = matrix.shape
     flat = matrix.reshape(-1)
     whole = columns // TILE_COLUMNS * TILE_COLUMNS
@@ -110,7 +110,7 @@ def pack(matrix, out, at):
 
 @njit(error_model="numpy")
 def pack_transposed(matrix, out, at):
-    """The same for the transpose of a matrix (columns, rows)."""
+    """Write the panels of the transpose of a matrix (columns, rows), as `pack` does."""
     columns, rows = matrix.shape
     whole = columns // TILE_COLUMNS * TILE_COLUMNS
     for first in range(0, whole, TILE_COLUMNS):

@@ -70,15 +70,15 @@ from wflow.kernels.pairs.sweep import (
     vectors,
 )
 
-# What is done with one group of tokens between the products
-# ----------------------------------------------------------
+# Operations on one group of tokens between the products
+# ------------------------------------------------------
 # A group has one or two adjacent vectors of tokens in its rows: `step` is the number of elements
 # from one row (a coordinate, or a token j) to the next.
 
 
 @internal
 def exponentials(s, at, step, count, masked, mask, ito, pair, pair_at, along, m, q, r, few_at):
-    """u = 2^s in place for `count` tokens j, with their sums added to `m`, `q` and `r`.
+    """Compute u = 2^s in place for `count` tokens j, and add their sums to `m`, `q` and `r`.
 
     `along` holds <B^T x_i, x_j>, as s the scores, or nothing without noise; `step` is 1 or 2
     vectors in elements. From token `masked` on, u is multiplied by the rows of `mask`.
@@ -138,7 +138,7 @@ def exponentials(s, at, step, count, masked, mask, ito, pair, pair_at, along, m,
 
 @internal
 def gather(x, first, step, own, at):
-    """Coordinates of the tokens from `first` on, `step` lanes wide; zero beyond the last."""
+    """Load coordinates of the tokens from `first` on, `step` lanes wide; zero beyond the last."""
     n, d = x.shape
     for lane in range(step):
         i = first + lane
@@ -148,7 +148,7 @@ def gather(x, first, step, own, at):
 
 @internal
 def scaled_scores(z, at, step, d, square, few_at, shifted, block):
-    """Multiply z = D^T x of a group by log2(e), with |z|^2 of before to `square`.
+    """Multiply z = D^T x of a group by log2(e), and write the previous |z|^2 to `square`.
 
     Says in `shifted`, for each vector from `block` on, whether its scores need a shift.
     """
@@ -168,7 +168,7 @@ def scaled_scores(z, at, step, d, square, few_at, shifted, block):
 
 @internal
 def inner(a, a_at, b, b_at, step, d):
-    """sum_k a_k b_k of one vector of a group."""
+    """Return sum_k a_k b_k of one vector of a group."""
     even = splat(a.dtype.type(0.0))
     odd = even
     for k in range(0, d - 1, 2):
@@ -184,7 +184,7 @@ def absorb_products(
     h, shifted, d, ds, ds_at, step, m, q, r, arrays, power, increment, work, shift, square, few_at,
     state, at, factors,
 ):  # fmt: skip
-    """`headsums.absorb` for one vector of a group, whose products with S are ready in `ds`.
+    """Apply `headsums.absorb` to one vector of a group whose products with S are ready in `ds`.
 
     m, q, r, power, increment, work, shift and square are vectors at `few_at`.
     """
@@ -227,7 +227,7 @@ def absorb_products(
 
 @internal
 def shifted_block(x, score, noise, h, start, ito, causal, step, S, S_at, m, q, r, shift, few_at):
-    """(m, S, q, r) exp(-shift) of one vector of a group, for scores of any size."""
+    """Compute (m, S, q, r) exp(-shift) of one vector of a group, for scores of any size."""
     n, d = x.shape
     tokens, _ = padded(x, TILE)
     rows = tokens.shape[0]
@@ -258,22 +258,23 @@ def shifted_block(x, score, noise, h, start, ito, causal, step, S, S_at, m, q, r
         store(S, S_at + k * step, load(acc, (1 + k) * width))
 
 
-# From this d on these sums beat `fused_sums`, whose loops over coordinates are unrolled up to 8:
-# measured at n = 50 to 1000, those take 0.9 to 1.4 times as long at d = 9, 0.6 to 0.9 at d = 8.
+# From this d on these sums are faster than `fused_sums`, whose loops over coordinates are unrolled
+# up to d = 8: at n = 50 to 1000, `fused_sums` takes 0.9 to 1.4 times as long at d = 9, and 0.6 to
+# 0.9 times at d = 8.
 BLOCKED_FROM = 9
 
 # Tokens j per block: their scores (12 KB) and a panel of their coordinates (9 KB) share the nearest
 # cache. A multiple of TILE_COLUMNS.
 BLOCK = 96
-# Products take so many multiply-adds in the time of a pair of tokens in few dimensions.
+# So many multiply-adds of a product take the time of one pair of tokens in few dimensions.
 MULTIPLY_ADDS_OF_PAIR = 5
-# Groups of one task: they share each panel of tokens and of matrices that the second cache does not
-# hold (_NEAR bytes).
+# Number of groups in one task: they share each panel of tokens and of matrices that does not fit in
+# the second cache (_NEAR bytes).
 _GROUPS, _NEAR = 4, 600_000
-# Paths for each thread from which each path is treated by one thread.
+# From so many paths per thread on, each path is treated by one thread.
 _PATHS_OF_THREAD = 4
-# Bytes of packed matrices of several paths at one time, and of memory kept for them between calls:
-# a fresh page costs several times what it costs to fill.
+# Bytes of packed matrices that are held for several paths at a time, and of memory that is kept
+# between calls: a fresh page costs several times what it costs to fill.
 _PACKED, _KEPT = 24_000_000, 256_000_000
 
 
@@ -284,7 +285,7 @@ def rounded(count):
 
 @internal
 def _workspace(groups, n, d, ito, noise, like):
-    """Workspace of a task: a row of vectors, or two, for each group and coordinate or token."""
+    """Allocate the workspace of a task: one or two vectors per group and coordinate or token."""
     most = groups * 2
     by_coordinate = most * rounded(d)
     own = vectors(by_coordinate, like)
@@ -309,7 +310,7 @@ def _workspace(groups, n, d, ito, noise, like):
 
 @internal
 def group_mask(mask):
-    """1 where the token j of a group comes no later than that of the lane, else 0."""
+    """Write 1 where the token j of a group comes no later than that of the lane, else 0."""
     step = 2 * lanes(mask)
     for j in range(step):
         for lane in range(step):
@@ -318,7 +319,7 @@ def group_mask(mask):
 
 @internal
 def along_rows(matrix, h, S, at, step, out):
-    """A_h S of one vector of a group."""
+    """Compute A_h S for one vector of a group."""
     d = matrix.shape[1]
     for k in range(d):
         total = splat(S.dtype.type(0.0))
@@ -327,14 +328,14 @@ def along_rows(matrix, h, S, at, step, out):
         store(out, at + k * step, total)
 
 
-# D = D^T without drift and noise: D S_i = sum_j u_ij D x_j, and D x_j is there from the scores. One
-# of the two products of d^2 per token falls away, which pays where there are not many more tokens
-# than coordinates.
+# If D = D^T without drift and noise, D S_i = sum_j u_ij D x_j, and the scores have formed D x_j
+# already. One of the two products of d^2 per token is saved, which pays where there are not many
+# more tokens than coordinates.
 IMAGES_TO = 4
 
 
 def size_of_images(n: int, d: int, width: int) -> int:
-    """Elements of the images of the tokens of one head: in the lanes of groups, and in panels."""
+    """Return the number of elements of the images D x_i of one head: in lanes and in panels."""
     groups = -(-n // (2 * width))
     size = groups * rounded.py_func(d) * 2 * width + panels.py_func(d) * TILE_COLUMNS * n
     return -(-size // width) * width
@@ -342,7 +343,7 @@ def size_of_images(n: int, d: int, width: int) -> int:
 
 @internal
 def _to_panels(n, d, z, at, step, start, at_panels):
-    """The rows of a group in the lanes, D x_i, to their places in panels of (n, d)."""
+    """Copy the rows D x_i of a group from the lanes to their places in panels of (n, d)."""
     panel_n = n * TILE_COLUMNS
     for lane in range(min(step, n - start)):
         row = at_panels + (start + lane) * TILE_COLUMNS
@@ -352,18 +353,18 @@ def _to_panels(n, d, z, at, step, start, at_panels):
             row += panel_n
 
 
-# What the matrices of a path are, by what can be left out.
+# The forms of the matrices of a path, by what can be left out.
 GENERAL, SYMMETRIC, DIAGONAL = 0, 1, 2
 
 
 @internal
 def _form(matrix, promised):
-    """GENERAL, SYMMETRIC or DIAGONAL; what is `promised` to be symmetric is not GENERAL."""
+    """Classify as GENERAL, SYMMETRIC or DIAGONAL; a matrix `promised` symmetric is not GENERAL."""
     d = len(matrix)
     off = False
-    for row in range(d):  # a matrix that is none is mostly found out in its first row
+    for row in range(d):  # a general matrix is mostly recognised in its first row
         for column in range(d):
-            off = off or (column != row and matrix[row, column] != 0.0)  # so is NaN
+            off = off or (column != row and matrix[row, column] != 0.0)  # NaN counts as nonzero
         if off:
             break
     if not off:
@@ -383,7 +384,7 @@ def _form(matrix, promised):
 def _image(
     diagonal, matrix, groups, full, a, packed, at, of_d, out, out_at
 ):  # fmt: skip
-    """The product of a matrix, packed from `at` on, and of d rows of each group, to `out`.
+    """Write the product of a matrix, packed from `at` on, and of d rows of each group to `out`.
 
     diagonal : whether to multiply by the diagonal of `matrix` alone, which gives the same bits
     """
@@ -410,7 +411,7 @@ def _some_groups(
     begin, end, x, packed_tokens, matrices, images, arrays, flow, sign, causal, tied, diagonal,
     first, groups, space, v, out,
 ):  # fmt: skip
-    """All heads for the tokens of `groups` groups of one path, the first being group `first`.
+    """Process all heads for `groups` groups of tokens of one path, starting at group `first`.
 
     begin, end : phases, 0 the images, (heads, elements of `size_of_images`), 1 all else; images
         without elements where D S is a product of D and S
@@ -441,7 +442,7 @@ def _some_groups(
         gather(x, start + g * two, two if g < full else width, own, g * of_d)
     imaged = images.shape[1] > 0
     by_coordinate = of_images if imaged else panels(n) * panel_d
-    # Numbers and not constants of the program: `product` would be compiled for each of those.
+    # These are numbers, not constants of the program: `product` would be compiled for each.
     zero, fresh = np.intp(0), np.bool_(False)
     for h in range(heads if imaged and begin == 0 else 0):
         z_at = first * of_d
@@ -560,7 +561,7 @@ def _some_groups(
 def _pack_factors(
     place, of_matrices, first, tied, imaged, x, score, value, drift, noise, matrices, tokens
 ):  # fmt: skip
-    """Of one head of a path, or from place `of_matrices` on of the tokens of a path.
+    """Pack the matrices of one head of a path, or from place `of_matrices` on the tokens of a path.
 
     Those of the tokens are X^T for scores, then X for S unless images give it.
     """
@@ -592,9 +593,9 @@ def _sums(
     x, arrays, flow, sign, causal, tied, diagonal, slots, matrices, images, tokens, v, part,
     tasks_at,
 ):  # fmt: skip
-    """See `blocked_sums`; tied: symmetric; diagonal: their form; slots: loops to share;
-    matrices, images, tokens: workspace of a batch of paths, or of one, in which the matrices of
-    diagonal heads and the images of the tokens are empty where they are not wanted."""
+    """Compute the results of `blocked_sums`; tied: symmetric; diagonal: their form; slots: loops to
+    share; matrices, images, tokens: workspace of a batch of paths, or of one, in which the matrices
+    of diagonal heads and the images of the tokens are empty where they are not wanted."""
     paths, n, d = x.shape
     score, value, drift, noise, sigma2 = arrays
     heads = score.shape[1]
@@ -612,7 +613,7 @@ def _sums(
     whole = not causal and groups <= _GROUPS and at_once >= _PATHS_OF_THREAD * slots
     tasks = 1 if whole else groups
     if not causal and (2 * n + heads * kinds * d) * d * x.itemsize > _NEAR:
-        # As few as _GROUPS allows, and every loop has the same number of them.
+        # Each loop has the same number of groups, as few as _GROUPS allows.
         share = max(1, slots // max(1, at_once))
         tasks = min(tasks, (groups + _GROUPS * share - 1) // (_GROUPS * share) * share)
     for first in range(0, paths, batch):
@@ -651,7 +652,7 @@ def _sums(
 
 @kernel(parallel=True)
 def _forms(score, promised):
-    """What the matrices of each path are, (paths,): GENERAL, SYMMETRIC or DIAGONAL."""
+    """Return the form of the matrices of each path (paths,): GENERAL, SYMMETRIC or DIAGONAL."""
     paths, heads = score.shape[:2]
     of_head = np.empty((paths, heads), np.int64)
     for job in prange(paths * heads):
@@ -665,7 +666,7 @@ def _forms(score, promised):
 
 @lru_cache(maxsize=2)
 def _addresses(dtype: np.dtype) -> tuple[int, ...]:
-    """Of the tasks, for tokens of that type."""
+    """Return the addresses of the compiled tasks for tokens of that type."""
     flat, matrix, cube, matrices = arrays(dtype)
     numbers, terms, _, _ = arrays(np.float64)
     size, yes = types.intp, types.boolean
@@ -680,7 +681,7 @@ def _addresses(dtype: np.dtype) -> tuple[int, ...]:
 
 
 def _worth_images(heads: int, n: int, d: int, itemsize: int) -> bool:
-    """Whether D S of symmetric heads at rest is formed from the images of the tokens."""
+    """Return whether D S of symmetric heads at rest is formed from the images of the tokens."""
     size = heads * size_of_images(n, d, 64 // itemsize) * itemsize
     return n <= IMAGES_TO * d and size <= _KEPT
 
@@ -689,7 +690,7 @@ def _worth_images(heads: int, n: int, d: int, itemsize: int) -> bool:
 def plan(
     paths: int, shared: bool, heads: int, kinds: int, imaged: bool, n: int, d: int, itemsize: int
 ) -> tuple[int, tuple[slice, ...], tuple[tuple[int, ...], ...]]:
-    """Workspace of paths that are treated together.
+    """Lay out the workspace of the paths that are treated together.
 
     Parameters
     ----------
@@ -732,7 +733,7 @@ def blocked_sums(
     causal: bool,
     symmetric: bool,
 ) -> tuple[NDArray[np.floating], NDArray[np.float64]]:
-    """Velocities and energy terms of all paths, as `fused.fused_sums`, for many coordinates.
+    """Compute velocities and energy terms of all paths, as `fused.fused_sums`, for large d.
 
     Parameters
     ----------

@@ -28,14 +28,14 @@ from wflow.kernels.pairs.sweep import (
 )
 from wflow.kernels.pairs.weighted import direct_bounds
 
-# Groups of targets of one task, which share the panels of sources and matrices; blocks of sources
-# after which partial sums are closed, so that rounding does not grow with their number.
+# Number of groups of targets in one task, which share the panels of sources and matrices; number of
+# blocks of sources after which partial sums are closed, so that rounding does not grow with n.
 _GROUPS, _CLOSED = 4, 21
 
 
 @njit(error_model="numpy")
 def _weighted_exponentials(s, at, step, weight, first, count, masked, mask, total, total_at):
-    """u = w 2^s in place for the sources first <= j < first + count, and their sum to `total`.
+    """Compute u = w 2^s in place for the sources first <= j < first + count, and their sum.
 
     `step` is 1 or 2 vectors in elements. From source `masked` of them on, u is multiplied by the
     rows of `mask`.
@@ -70,8 +70,8 @@ def _weighted_exponentials(s, at, step, weight, first, count, masked, mask, tota
 
 @njit(error_model="numpy")
 def _scale(z, at, step, d, bound, shifted, block):
-    """Multiply z = D^T x of a group by log2(e); `shifted`, for each vector from `block` on, says
-    whether its scores need a shift."""
+    """Multiply z = D^T x of a group by log2(e); write to `shifted`, for each vector from `block`
+    on, whether its scores need a shift."""
     width = lanes(z)
     kind = z.dtype.type
     log2e = splat(kind(LOG2E))
@@ -93,7 +93,7 @@ def _scale(z, at, step, d, bound, shifted, block):
 def _shifted_vector(
     x, tokens, n, weight, weighted, score, h, start, causal, step, S, S_at, m, m_at, shift
 ):  # fmt: skip
-    """(m, S) exp(-shift) of one vector of targets, for scores of any size."""
+    """Compute (m, S) exp(-shift) of one vector of targets, for scores of any size."""
     d = x.shape[1]
     rows = tokens.shape[0]
     width = lanes(S)
@@ -118,7 +118,7 @@ def _shifted_vector(
 
 @njit(error_model="numpy")
 def _workspace(groups, d, like):
-    """Vectors for one worker: own, z, S, scores, m and its part, shift, mask."""
+    """Allocate the vectors of one worker: own, z, S, scores, m and its part, shift, mask."""
     most = groups * 2
     by_coordinate = most * rounded(d)
     mask = vectors(4 * lanes(like), like)
@@ -135,7 +135,7 @@ def _task(
     x, tokens, n, by_token, by_coordinate, matrices, score, weight, weighted, bound, causal,
     divisor, first, groups, with_vectors, space, shift_out, m_out, S_out,
 ):  # fmt: skip
-    """All heads for `groups` groups of targets of one path, the first being group `first`."""
+    """Process all heads for `groups` groups of targets of one path, starting at group `first`."""
     targets, d = x.shape
     own, z, S, scores, m, part, shift, mask = space
     width = lanes(own)
@@ -196,7 +196,7 @@ def _task(
                 for lane in range(min(width, targets - begin)):
                     mine = g * two + v + lane
                     i = begin + lane
-                    # No source of this target has a weight: nothing was shifted.
+                    # No source of this target has a weight, so nothing was shifted.
                     shift_out[h, i] = shift[mine] if shift[mine] > -1e29 else 0.0
                     m_out[h, i] = m[mine] / divisor
                     if with_vectors:
@@ -213,7 +213,7 @@ def _sums(
     heads = score.shape[1]
     blocks = (targets + lanes(x) - 1) // lanes(x)
     groups = (blocks + 1) // 2
-    # Causal groups end at different sources: one at a time.
+    # Causal groups end at different sources and are treated one at a time.
     share = 1 if causal else max(1, min(_GROUPS, groups * paths // workers))
     tasks = (groups + share - 1) // share
     of_matrix = panels(d) * TILE_COLUMNS * d
@@ -249,7 +249,7 @@ def blocked_head_sums(
     causal: bool,
     vectors: bool,
 ) -> tuple[NDArray[np.floating], NDArray[np.floating], NDArray[np.floating]]:
-    """(shift, m, S) of every head at every target: `pairs.weighted.pair_head_sums` for any d."""
+    """Compute (shift, m, S) of every head at every target: `pairs.weighted.pair_head_sums`."""
     paths, targets, d = x.shape
     heads, n = D.shape[1], sources.shape[1]
     weight = np.ones((1, 1, n), x.dtype) if weights is None else weights

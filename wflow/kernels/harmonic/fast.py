@@ -111,8 +111,8 @@ from wflow.sphere.harmonics import (
 # ---------------------------------------------
 # The harmonics of a group of tokens stay in cache and are shared by all heads; a panel of
 # coefficients serves several heads at once. A block of tokens that misses the tolerance in a head
-# is summed exactly in that head. Vectors of tokens whose harmonics are in cache together while
-# panels are used.
+# is summed exactly in that head. GROUP is the number of vectors of tokens whose harmonics are in
+# cache together while panels are used.
 
 GROUP = 8
 Floats = NDArray[np.float64]
@@ -122,7 +122,7 @@ Floats = NDArray[np.float64]
 def _exactly(
     x, n, weight, score, h, own, at, z, z_low, noisy, pair, ito, mask, start, acc, shift, square
 ):  # fmt: skip
-    """`block_sums` over all tokens, compiled once for its two places below."""
+    """Call `block_sums` over all tokens; compiled once for its two callers."""
     align_stack()
     return block_sums(
         x, n, weight, score, h, own, at, z, z_low, noisy, pair, ito, mask, False, start,
@@ -134,7 +134,7 @@ def _exactly(
 def _add(
     h, fresh, shifted, d, own, own_at, acc, acc_at, shift, square, arrays, state, at, factors
 ):  # fmt: skip
-    """`absorb`, compiled once for its two places below."""
+    """Call `absorb`; compiled once for its two callers."""
     align_stack()
     absorb(
         h, fresh, shifted, d, own, own_at, acc, acc_at, shift, square, arrays, state, at, factors
@@ -143,7 +143,7 @@ def _add(
 
 @internal
 def load_group(x, n, group, blocks, expanded, degree, table, own, basis):
-    """Coordinates of a group of blocks, and if any head is `expanded` the harmonics there."""
+    """Load coordinates of a group of blocks, and if any head is `expanded` the harmonics there."""
     d = x.shape[1]
     width = lanes(x)
     for start in range(0, blocks, PAIR):
@@ -156,7 +156,7 @@ def load_group(x, n, group, blocks, expanded, degree, table, own, basis):
 
 @internal(forceinline=True)
 def lowest_sum(tile, at, real, limit):
-    """Smallest value of the first `real` lanes, and whether none is below `limit` or NaN."""
+    """Return the smallest of the first `real` lanes, and whether none is below `limit` or NaN."""
     low = np.inf
     good = True
     for lane in range(real):
@@ -167,7 +167,7 @@ def lowest_sum(tile, at, real, limit):
 
 @internal
 def panel_product(basis, at, panel, size, columns, tile):
-    """The first `columns` columns of a panel at two blocks of harmonics, into `tile`."""
+    """Write the first `columns` columns of a panel at two blocks of harmonics to `tile`."""
     width = lanes(tile)
     two = PAIR * width
     far = TILE_COLUMNS * width
@@ -181,7 +181,8 @@ def panel_product(basis, at, panel, size, columns, tile):
 
 @internal
 def _gradients(own, at, by_order, degree, tile):
-    """m and a gradient of its series at two blocks of the sphere, into the tile's first 4 columns.
+    """Write m and a gradient of its series at two blocks of the sphere to the tile's columns 0 to
+    3.
 
     With p_lm as in `series._sphere_group`, A_m = sum_l a_lm p_lm(z), B_m alike, w = x + iy,
 
@@ -206,7 +207,7 @@ def _gradients(own, at, by_order, degree, tile):
 
 @internal(forceinline=True)
 def _next_degree(factors, z, p, before, sums):
-    """p_(l+1)m, p_lm and the sums A_m, B_m, A'_m, B'_m with their terms of degree l."""
+    """Return p_(l+1)m, p_lm and the sums A_m, B_m, A'_m, B'_m with their terms of degree l."""
     of_a, of_b, of_da, of_db, back = factors
     a, b, da, db = sums
     grown = fma(of_a, p, a), fma(of_b, p, b), fma(of_da, p, da), fma(of_db, p, db)
@@ -215,7 +216,7 @@ def _next_degree(factors, z, p, before, sums):
 
 @internal(forceinline=True)
 def _with_order(found, sums, power, lower):
-    """m and its gradient with their terms of order m; `power` is w^m, `lower` m w^(m-1)."""
+    """Return m and its gradient with the terms of order m; `power` is w^m, `lower` m w^(m-1)."""
     total, gx, gy, gz = found
     a, b, da, db = sums
     c, s = power
@@ -240,7 +241,7 @@ def _keep(tile, to, found):
 
 @internal
 def _gradients_of_block(own, at, by_order, degree, tile, to):
-    """`_gradients` of one block."""
+    """Apply `_gradients` to one block."""
     width = lanes(own)
     x, y, z = load(own, at), load(own, at + width), load(own, at + 2 * width)
     zero = splat(0.0)
@@ -248,7 +249,7 @@ def _gradients_of_block(own, at, by_order, degree, tile, to):
     power = one, zero
     lower = zero, zero
     found = zero, zero, zero, zero
-    place = np.uintp(0)  # Numba asks of a signed index at every use whether it is negative
+    place = np.uintp(0)  # for a signed index, Numba checks at every use whether it is negative
     for m in range(degree + 1):
         p, before, sums = one, zero, (zero, zero, zero, zero)
         for _ in range(m, degree + 1):
@@ -269,7 +270,7 @@ def _gradients_of_block(own, at, by_order, degree, tile, to):
 
 @internal
 def _gradients_of_pair(own, at, by_order, degree, tile):
-    """`_gradients` of two blocks in one loop."""
+    """Apply `_gradients` to two blocks in one loop."""
     width = lanes(own)
     x0, y0, z0 = load(own, at), load(own, at + width), load(own, at + 2 * width)
     at += 3 * width
@@ -379,7 +380,7 @@ def _absorb_series(
 def _absorb_panel(
     d, order, first, last, tile, tile_at, own, own_at, arrays, limit, state, at, lowest, left
 ):  # fmt: skip
-    """`_absorb_series` for either d."""
+    """Call `_absorb_series` for d = 2 or 3."""
     align_stack()
     if d == 3:
         return _absorb_series(
@@ -395,7 +396,7 @@ def _absorb_panel(
 def _finish_whole(
     d, n, begin, heads, flow, sign, own, own_at, state, at, sums, line, line_at, v
 ):  # fmt: skip
-    """`headsums.finish_tokens` of one whole block whose sums have no scales, in vectors.
+    """Compute `headsums.finish_tokens` of a whole block whose sums have no scales, in vectors.
 
     sums (N_TERMS,) : vectors of the terms, with the squares of the maxima
     line (d,) : memory for a velocity, lane by lane
@@ -452,7 +453,7 @@ def _finish_whole(
 
 @internal
 def _finish(x, n, begin, heads, flow, sign, own, own_at, state, at, sums, line, v, terms):
-    """Velocities of a block and its share of the terms, in `sums` or in `terms`."""
+    """Compute velocities of a block and add its share of the terms to `sums` or to `terms`."""
     width = lanes(state)
     d = x.shape[1]
     if begin + width <= n and state[at + (2 * d + SCALED) * width] == 0.0:
@@ -484,7 +485,7 @@ def _tokens_task(
     x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table,
     by_order, first, last, v, terms, lowest, redone,
 ):  # fmt: skip
-    """Velocities and terms of the tokens first <= i < last, from panels of coefficients.
+    """Compute velocities and terms of the tokens first <= i < last, from panels of coefficients.
 
     order : heads in the order of the panels; alone : heads that are summed exactly
     sizes : harmonics of each panel; limit : sum below which a head's value is summed exactly
@@ -634,7 +635,7 @@ def _evaluate_tokens(
     x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table,
     by_order, task_at,
 ):  # fmt: skip
-    """Velocities (n, d), sums of the terms, smallest series value per head, tokens redone.
+    """Return velocities (n, d), sums of the terms, smallest series value per head, tokens redone.
 
     x : (rows, d) padded tokens, weight (rows,); the rest as in `_tokens_task`.
     """
@@ -667,7 +668,7 @@ def _evaluate_tokens(
 
 @kernel(parallel=True)
 def largest_score(x, score):
-    """Largest |D_h^T x_i| of tokens (n, d) and heads (heads, d, d)."""
+    """Return the largest |D_h^T x_i| of tokens (n, d) and heads (heads, d, d)."""
     n, d = x.shape
     width = lanes(x)
     flat = score.reshape(-1)
@@ -693,7 +694,7 @@ def largest_score(x, score):
 
 @kernel
 def gradient_table(coefficient, degree, table):
-    """Five numbers for every m and l >= m, m outermost, that `_gradients` reads in their order.
+    """Return the five numbers for every m and l >= m that `_gradients` reads, m outermost.
 
     Those of p_lm in A_m, B_m, A'_m, B'_m, and -b_(l+1)m^2. p_lm is the Gegenbauer polynomial
     C_n, n = l - m, of parameter t = m + 1/2, over its leading coefficient kappa_n, and
@@ -749,14 +750,14 @@ def evaluate_tokens(*arguments: Any) -> tuple[Floats, Floats, Floats, int]:
     return _evaluate_tokens(*arguments, _task_address())
 
 
-# Times in ns of one core that `choose` compares, so set that it takes the fast sums from where they
-# are faster in benchmarks/fast_sums.py: a pair of tokens and head of the exact sums, each value
-# used for both tokens or for one; what a path costs in any case; and per multiply-add or so of the
-# passes. The evaluation is counted for all degrees of the plan, where two thirds of the harmonics
-# are evaluated.
+# Times in ns of one core that `choose` compares, chosen so that it takes the fast sums from where
+# they are faster in benchmarks/fast_sums.py: a pair of tokens and head of the exact sums, each
+# value used for both tokens or for one; the fixed cost of a path; and the cost of about one
+# multiply-add of the passes. The evaluation is counted for all degrees of the plan, where two
+# thirds of the harmonics are evaluated.
 EXACT_BOTH, EXACT = {2: 0.14, 3: 0.21}, {2: 0.20, 3: 0.31}
 FIXED, MOMENTS, NODES, COEFFICIENTS, EVALUATION, PER_HEAD = 6e5, 0.055, 0.5, 0.06, 0.018, 4.0
-FEWEST_TOKENS = 256  # below, the series never pays
+FEWEST_TOKENS = 256  # below, the series is never faster
 
 
 class Expanded(NamedTuple):
@@ -805,7 +806,7 @@ class Series(NamedTuple):
 
 @lru_cache(maxsize=2)
 def table_of(d: int) -> Floats:
-    """Constants of the recursion of the harmonics, up to the highest degree in use."""
+    """Return the constants of the recursion of the harmonics, up to the highest degree in use."""
     return recursion_table(d, LARGEST_DEGREE[d] + 2)
 
 
@@ -826,7 +827,7 @@ class Sources(NamedTuple):
 
 
 def sources(x: Floats, last: int, mass: Floats | None = None) -> Sources:
-    """Points and weights that replace the tokens (n, d) in integrals of polynomials.
+    """Return points and weights that replace the tokens (n, d) in integrals of polynomials.
 
     last : degree up to which the moments are the same
     mass : (n,) of any sign, sum |mass| = 1; None for 1/n
@@ -841,7 +842,7 @@ def sources(x: Floats, last: int, mass: Floats | None = None) -> Sources:
         moment = passes.moments(x, mass, last, table_of(d))
     points, node_mass = nodes_of(moment, last, d)
     first, sizes = layout(len(moment), d)
-    # |mu_l| max_y |Y_l(y)| for every degree, over the whole sphere.
+    # The sum of |mu_l| max_y |Y_l(y)| over all degrees and the whole sphere.
     noise = float(np.sqrt(np.add.reduceat(moment * moment, first)) @ np.sqrt(sizes * AREA[d]))
     if mass is not None:
         # Moments of weights of both signs cancel, their rounding errors do not.
@@ -850,7 +851,7 @@ def sources(x: Floats, last: int, mass: Floats | None = None) -> Sources:
 
 
 def nodes_of(moment: Floats, last: int, d: int) -> tuple[Floats, Floats]:
-    """Nodes (q, d), one of every two antipodes, and masses (3, q) of these moments up to `last`."""
+    """Return nodes (q, d), one of each two antipodes, and masses (3, q) with these moments."""
     points, weights = half_quadrature(d, last)
     _, sizes = layout(len(moment), d)
     odd = np.repeat(np.arange(last + 1) % 2, sizes)
@@ -862,7 +863,7 @@ def nodes_of(moment: Floats, last: int, d: int) -> tuple[Floats, Floats]:
 
 
 class Expansion(NamedTuple):
-    """Coefficients of some heads of one path and what bounds their error.
+    """Coefficients of some heads of one path and the bounds of their errors.
 
     coefficient (heads, K, columns) : of 1, the coordinates y_a and their products
     moment (K, columns) : of the sources themselves
@@ -878,7 +879,7 @@ def expansion(
     x: Floats, D: Floats, chosen: Plan, inside: NDArray[np.int64], products: int,
     mass: Floats | None = None,
 ) -> Expansion:  # fmt: skip
-    """The series of the heads `inside`, in this order, for sources x (n, d) with these masses.
+    """Compute the series of the heads `inside`, in this order, for sources x (n, d) and masses.
 
     products : 0 for sums of U, 1 for those of U y too, 2 and 3 as in `series.coefficients`
     """
@@ -898,15 +899,16 @@ def expansion(
 
 
 def by_degree(degrees: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places of falling degrees; series of similar degree, which share a panel, lie together."""
-    # Ties by number, so that the order is one.
+    """Sort places by falling degree: series of similar degree, which share a panel, are
+    adjacent."""
+    # Ties are ordered by number, so that the order is unique.
     return np.lexsort((np.arange(len(degrees)), -degrees))
 
 
 def panels_of(
     coefficient: Floats, degrees: NDArray[np.int64], d: int, scale: Floats
 ) -> tuple[Floats, NDArray[np.int64], int]:
-    """Panels of coefficients (heads, K, columns), times `scale` (heads,), heads by falling degree.
+    """Return panels of coefficients (heads, K, columns) times `scale`, heads by falling degree.
 
     Returns the panels (panels, K * 12), the harmonics of each that count, and the highest degree.
     """
@@ -924,7 +926,7 @@ def panels_of(
 
 
 def _squared(N: Floats) -> Floats:
-    """<x, N y>^2 as forms (heads, K, K) in the products x_a x_c and y_b y_e, a <= c, b <= e."""
+    """Return <x, N y>^2 as forms (heads, K, K) in the products x_a x_c, y_b y_e, a <= c, b <= e."""
     heads, d, _ = N.shape
     pairs = [(a, c) for a in range(d) for c in range(a, d)]
     folded = np.array([[{a, c} == {*pair} for a in range(d) for c in range(d)] for pair in pairs])
@@ -935,7 +937,7 @@ def _squared(N: Floats) -> Floats:
 def expanded(
     x: Floats, D: Floats, chosen: Plan, tolerance: float, products: int, noise: Floats | None = None
 ) -> Expanded:
-    """Coefficients of all heads of one path and the bounds of their errors.
+    """Compute the coefficients of all heads of one path and the bounds of their errors.
 
     Parameters
     ----------
@@ -978,7 +980,7 @@ def expanded(
 def expand_heads(
     x: Floats, D: Floats, chosen: Plan, tolerance: float, products: int, noise: Floats | None = None
 ) -> Series:
-    """Panels of the series of all heads, which end where the tolerance lets them; as `expanded`."""
+    """Compute panels of the series of all heads, truncated where the tolerance allows it."""
     n, d = x.shape
     order, alone, degrees, coefficient, _, error, mean, squares, along_noise = expanded(
         x, D, chosen, tolerance, products, noise
@@ -999,7 +1001,7 @@ def expand_heads(
 
 
 def relative_error(series: Series | Expanded, chosen: Plan, lowest: Floats, n: int) -> float:
-    """Bound of the relative error of the mobilities, from each head's smallest series value."""
+    """Bound the relative error of the mobilities, from each head's smallest series value."""
     rounding = 8 * EPSILON * (1 + min(float(chosen.rho.max()), 64.0))  # of the exact sums
     worst = rounding
     for h in series.order:
@@ -1010,12 +1012,12 @@ def relative_error(series: Series | Expanded, chosen: Plan, lowest: Floats, n: i
 
 
 def plain(array: NDArray[np.floating]) -> Floats:
-    """`array` as the one type that the compiled code knows: doubles, contiguous, writable."""
+    """Return `array` in the one type of the compiled code: doubles, contiguous, writable."""
     return np.require(array, np.float64, ["C", "W"])
 
 
 def as_doubles(x: NDArray[np.floating]) -> Floats:
-    """Tokens in double precision; tokens in single precision are put on the sphere first."""
+    """Return tokens in double precision; single-precision tokens are put on the sphere first."""
     if x.dtype == np.float64:
         return plain(x)
     tokens = np.array(x, np.float64, order="C")
@@ -1035,7 +1037,7 @@ def fast_sums(
     sign: float,
     tolerance: float,
 ) -> tuple[NDArray[np.floating], Floats, Floats]:
-    """Velocities and energy terms of all paths by truncated series, in time linear in n.
+    """Compute velocities and energy terms of all paths by truncated series, in time linear in n.
 
     Parameters
     ----------
@@ -1112,7 +1114,7 @@ def _one_path(
 def _of_summed_heads(
     x: Floats, arrays: Heads, chosen: Plan, sign: float, tolerance: float
 ) -> tuple[Expanded, Floats, Floats, Floats] | None:
-    """The unnormalised velocity from one series, of sum_h V_h S_h, whatever the number of heads.
+    """Compute the unnormalised velocity sum_h V_h S_h from one series for any number of heads.
 
     On the sphere, and if V_h = D_h for all heads, it is the gradient of the series of sum_h m_h,
     one degree longer: docs/theory/fast_sums.md. Returns None unless Jensen's bound says that every
@@ -1170,7 +1172,7 @@ def _end_of_sum(
     summed: Floats, tied: bool, value: NDArray[np.floating], error: Floats, low: Floats,
     tolerance: float,
 ) -> tuple[NDArray[np.int64], Floats]:  # fmt: skip
-    """Degree (1,) at which the series of all heads together may end, and errors of the heads then.
+    """Return the degree (1,) at which the series of all heads together may end, and the errors.
 
     What is missing in sum_h m_h and in sum_h V_h S_h / n is shared out in proportion to what every
     head has to spare, so that the bounds of the heads add up to it.
@@ -1189,7 +1191,7 @@ def _end_of_sum(
 def choose(
     x: NDArray[np.floating], D: NDArray[np.floating], tolerance: float, symmetric: bool
 ) -> NDArray[np.bool_]:
-    """Whether the fast sums take less time, for every path; x (paths, n, d).
+    """Return for every path whether the fast sums are predicted to be faster; x (paths, n, d).
 
     A decision from data and constants alone, so that a run is the same wherever it runs. Where the
     bounds say that tokens may miss the tolerance, the share that will is estimated from a sample.
@@ -1211,7 +1213,7 @@ def choose(
     matrices = plain(D)
     for p in range(paths):
         chosen = plan(tokens[p], matrices[p], tolerance)
-        # What is not finite ends as NaN at once there.
+        # Values that are not finite end as NaN at once there.
         result[p] = (
             not chosen.finite or predicted_cost(tokens[p], matrices[p], chosen, tolerance) < exact
         )
@@ -1219,7 +1221,7 @@ def choose(
 
 
 def exact_cost(n: int, heads: int, d: int, symmetric: bool) -> float:
-    """Predicted time of the exact sums, in ns of one core."""
+    """Return the predicted time of the exact sums, in ns of one core."""
     both = symmetric and n <= SYMMETRIC_TOKENS
     return heads * n * n * (EXACT_BOTH[d] if both else EXACT[d])
 
@@ -1227,7 +1229,7 @@ def exact_cost(n: int, heads: int, d: int, symmetric: bool) -> float:
 def predicted_cost(
     x: Floats, D: Floats, chosen: Plan, tolerance: float, cloud: Floats | None = None, sets: int = 1
 ) -> float:
-    """Predicted time of the fast sums at the targets x, in ns of one core.
+    """Return the predicted time of the fast sums at the targets x, in ns of one core.
 
     cloud : the sources, by default x; sets : how many sets of weights they have
     """
@@ -1258,7 +1260,7 @@ def predicted_cost(
 
 
 def _share_below(x: Floats, D: Floats, log_mobility: float, cloud: Floats) -> float:
-    """Share of blocks of tokens whose mobility is below a bound somewhere, from a sample."""
+    """Estimate the share of blocks of tokens with a mobility below a bound, from a sample."""
     some = x[:: max(1, len(x) // 64)][:64]
     many = cloud[:: max(1, len(cloud) // 256)][:256]
     scores = some @ D @ many.T

@@ -38,7 +38,7 @@ from wflow.sphere.harmonics import PAIR, count
 
 @internal
 def _share(score, h, n, start, own, at, z, square, acc, acc_at, shift, whole):
-    """Share of a block in the Laplacian, with Q if `whole`."""
+    """Return the share of a block in the Laplacian, with Q if `whole`."""
     d = score.shape[1]
     width = lanes(own)
     trace = 0.0
@@ -63,7 +63,7 @@ def _share(score, h, n, start, own, at, z, square, acc, acc_at, shift, whole):
 
 @internal
 def _exactly(x, weight, score, h, own, at, z, square, shift, acc):
-    """(M, S, Q) exp(-shift) of one head for one block, over all tokens."""
+    """Compute (M, S, Q) exp(-shift) of one head for one block, over all tokens."""
     width = lanes(x)
     limit = direct_bound(x)
     moderate = True
@@ -79,7 +79,7 @@ def _tokens_task(
     x, n, weight, score, order, alone, panels, sizes, limit, degree, table, first, last, lowest,
     share,
 ):  # fmt: skip
-    """Share (1,) of the tokens first <= i < last in the Laplacian."""
+    """Compute the share (1,) of the tokens first <= i < last in the Laplacian."""
     d = x.shape[1]
     width = lanes(x)
     number = count(degree, d)
@@ -136,7 +136,7 @@ def _tokens_task(
 def _laplacian_tokens(
     x, n, weight, score, order, alone, panels, sizes, limit, degree, table, task_at
 ):  # fmt: skip
-    """The sum over tokens but for the series' Q, and lowest series values (heads,)."""
+    """Return the sum over tokens without the series' Q, and the lowest series values (heads,)."""
     unit = GROUP * lanes(x)
     units = (n + unit - 1) // unit
     tasks = task_count(units, 1)
@@ -169,7 +169,7 @@ def _task_address() -> int:
 def fast_laplacian(
     x: NDArray[np.floating], score: NDArray[np.floating], tolerance: float
 ) -> tuple[Floats, Floats]:
-    """Laplacian of the energy summed over the tokens, by truncated series, for every path.
+    """Compute the Laplacian of the energy summed over the tokens, by truncated series, per path.
 
     Parameters
     ----------

@@ -34,19 +34,19 @@ from wflow.sphere.harmonics import (
 
 # Vectors of points whose harmonics are in cache together while they are summed.
 _GATHER = 4
-# Tasks of a pass: enough for any machine, and few enough that what they leave is small.
+# Number of tasks of a pass: enough for any machine, and few enough that their results are small.
 _TASKS = 256
 
 
 @njit(error_model="numpy")
 def task_count(points, unit):
-    """Tasks for a number of points that are worked on `unit` at a time."""
+    """Return the number of tasks for so many points, which are processed `unit` at a time."""
     return min((points + unit - 1) // unit, _TASKS)
 
 
 @internal(forceinline=True)
 def _gather(basis, radial, weights, columns, degree, d, sums):
-    """sums[k, c] += sum over the points of radial_l Y_k weight_c, lane by lane.
+    """Add radial_l Y_k weight_c, summed over the points, to sums[k, c], lane by lane.
 
     Four vectors of points: basis (2 pairs, K, PAIR), radial (degree + 1, 4), weights (2, columns,
     4), for even and odd l, sums (K, columns), all in vectors. Cost: columns + 1 products per
@@ -80,7 +80,7 @@ def _gather(basis, radial, weights, columns, degree, d, sums):
 
 @internal
 def _fold_lanes(sums, number, out):
-    """Sum of the lanes of `number` vectors."""
+    """Write the sum of the lanes of `number` vectors to `out`."""
     width = lanes(sums)
     for place in range(number):
         total = 0.0
@@ -91,7 +91,7 @@ def _fold_lanes(sums, number, out):
 
 @internal
 def _place(points, mass, matrix, last, start, own, zhat, r, growth, weights, products):
-    """Four vectors of sources from `start` on: z = D y, |z|, exp|z|, and their weights.
+    """Compute z = D y, |z|, exp|z| and the weights of four vectors of sources from `start` on.
 
     mass (3, q) : sum and difference of the weights of a source and of its antipode, and the sum of
         their absolute values
@@ -152,7 +152,7 @@ def _place(points, mass, matrix, last, start, own, zhat, r, growth, weights, pro
 
 @njit(error_model="numpy")
 def column_count(d, products):
-    """Weights per source: 1, its coordinates, and their products if asked for."""
+    """Return the weights per source: 1, its coordinates, and their products if asked for."""
     if products == 0:
         return 1
     return 1 + d + (d * (d + 1) // 2 if products > 1 else 0)
@@ -160,7 +160,7 @@ def column_count(d, products):
 
 @loop_body
 def _project(points, mass, matrix, bare, degree, top, table, products, out, strength):
-    """Sum over sources of weight_c kappa i_l(|D y|) Y_k(D y / |D y|), into out (K columns,).
+    """Sum weight_c kappa i_l(|D y|) Y_k(D y / |D y|) over sources, into out (K columns,).
 
     mass (3, q) : as for `_place`
     bare : without the radial factor, matrix being the identity: moments of the sources
@@ -211,7 +211,7 @@ def _project(points, mass, matrix, bare, degree, top, table, products, out, stre
 
 @internal(forceinline=True)
 def _weighted_group(x, mass, last, start, own, weights):
-    """Coordinates and masses of four vectors of points from `start` on; no mass beyond `last`."""
+    """Load coordinates and masses of four vectors of points from `start`; no mass beyond `last`."""
     d = x.shape[1]
     width = lanes(x)
     for vector in range(_GATHER):
@@ -224,7 +224,7 @@ def _weighted_group(x, mass, last, start, own, weights):
 
 @internal(forceinline=True)
 def _sphere_group(own, radial, degree, squares, sums):
-    """sums_k += sum over four vectors of points of radial_l s_lm^-1 Y_k, lane by lane.
+    """Add radial_l s_lm^-1 Y_k, summed over four vectors of points, to sums_k, lane by lane.
 
     The recursion of `harmonics` with q_lm = s_lm p_lm and p_mm = 1,
 
@@ -307,7 +307,7 @@ def _sphere_group(own, radial, degree, squares, sums):
 
 @internal
 def _moment_group(own, weights, degree, steps, sums):
-    """Add four vectors of points to the sums of which `_moments_of_sums` makes moments.
+    """Add four vectors of points to the sums from which `_moments_of_sums` computes moments.
 
     Two degrees at a time, by the recursion for Q_k in docs/theory/fast_sums.md, with Q_k = s_k R_k
     so that R_(k-1) enters with the factor one.
@@ -407,14 +407,14 @@ def _moment_group(own, weights, degree, steps, sums):
 
 @internal
 def _squared(l, m):  # noqa: E741
-    """b_lm^2 of `_sphere_group`; 0 for l = m + 1."""
+    """Return b_lm^2 of `_sphere_group`, which is 0 for l = m + 1."""
     below = (l - 1.0) * (l - 1.0)
     return (below - m * m) / (4.0 * below - 1.0)
 
 
 @internal
 def _pairs_of_degrees(degree):
-    """For every m and k of `_moment_group` the two numbers of its step, and the scales s_k."""
+    """Return the two numbers of a step for every m and k of `_moment_group`, and the scales s_k."""
     number = 0
     for m in range(degree + 1):
         number += (degree - m) // 2 + 1
@@ -437,7 +437,7 @@ def _pairs_of_degrees(degree):
 
 @internal
 def _moments_of_sums(folded, scales, degree, normal, out):
-    """Moments (K,) from what `_moment_group` adds up, lanes folded (4 for every m and k).
+    """Compute moments (K,) from the sums of `_moment_group`, lanes folded (4 for every m and k).
 
     normal (K,) : s_lm of `_sphere_group` at the places of the harmonics
     """
@@ -465,7 +465,7 @@ def _moments_of_sums(folded, scales, degree, normal, out):
 
 @internal
 def _steps(degree, table):
-    """-b_lm^2 of `_sphere_group` and s_lm at the places of the harmonics."""
+    """Return -b_lm^2 of `_sphere_group` and s_lm at the places of the harmonics."""
     steps = int(table[0])
     squares = np.zeros(count(degree, 3))
     scales = np.empty(count(degree, 3))
@@ -484,7 +484,7 @@ def _steps(degree, table):
 
 @loop_body
 def _sphere_moments(x, mass, first, last, degree, table, out):
-    """sum_j mass_j Y_k(x_j) over points first <= j < last of the sphere, into out (K,)."""
+    """Sum mass_j Y_k(x_j) over points first <= j < last of the sphere, into out (K,)."""
     width = lanes(x)
     steps, scales = _pairs_of_degrees(degree)
     _, normal = _steps(degree, table)
@@ -503,7 +503,7 @@ def _sphere_moments(x, mass, first, last, degree, table, out):
 
 @loop_body
 def _circle_moments(x, mass, first, last, degree, table, out):
-    """sum_j mass_j Y_k(x_j) over points first <= j < last of the circle, into out (K,).
+    """Sum mass_j Y_k(x_j) over points first <= j < last of the circle, into out (K,).
 
     The recursion of `harmonics`, started with mass_j: six operations a point and degree.
     """
@@ -550,7 +550,8 @@ def _circle_moments(x, mass, first, last, degree, table, out):
 
 @kernel(parallel=True)
 def survey(x):
-    """Mean of the tokens (n, d), and how far |x|^2 is from one at most (NaN if a token is)."""
+    """Return the mean of the tokens (n, d) and the largest | |x|^2 - 1 | (NaN if a token is
+    NaN)."""
     n, d = x.shape
     tasks = task_count(n, 256)
     sums = np.zeros((tasks, d))
@@ -579,7 +580,7 @@ def survey(x):
 
 @kernel(parallel=True)
 def lowest_along(x, directions):
-    """Smallest <x_i, b_h> over the tokens (n, d), for directions (heads, d)."""
+    """Return the smallest <x_i, b_h> over the tokens (n, d), for directions (heads, d)."""
     n, d = x.shape
     heads = directions.shape[0]
     width = lanes(x)
@@ -619,7 +620,7 @@ def lowest_along(x, directions):
 
 @kernel(parallel=True)
 def _moments(x, mass, degree, table, task_at):
-    """sum_j mass_j Y_k(x_j) for all harmonics up to `degree`; x (n, d), mass (n,)."""
+    """Return sum_j mass_j Y_k(x_j) for all harmonics up to `degree`; x (n, d), mass (n,)."""
     n, d = x.shape
     unit = _GATHER * lanes(x)
     tasks = task_count(n, 16 * unit)
@@ -639,7 +640,7 @@ def _moments(x, mass, degree, table, task_at):
 
 @kernel(parallel=True)
 def expand(points, moment, degree, table):
-    """sum_k moment_k Y_k at the points (q, d): the density that has these moments."""
+    """Return sum_k moment_k Y_k at the points (q, d): the density that has these moments."""
     q, d = points.shape
     width = lanes(points)
     number = count(degree, d)
@@ -670,7 +671,7 @@ def expand(points, moment, degree, table):
 
 @kernel(parallel=True)
 def _coefficients(points, mass, score, degrees, tops, table, products, task_at):
-    """Coefficients in the harmonics of sum_q w_q g(y_q) exp<x, D_h y_q>, for every head.
+    """Compute coefficients in the harmonics of sum_q w_q g(y_q) exp<x, D_h y_q>, for every head.
 
     Parameters
     ----------
@@ -742,8 +743,8 @@ def coefficients(
 
 Floats = NDArray[np.float64]
 
-# Below the first, rounding alone (some 1e-14 for weak heads) is more than the series may err;
-# above the second, the velocity would be off by a visible share.
+# Below the first, rounding alone (about 1e-14 for weak heads) exceeds the error allowed to the
+# series; above the second, the error of the velocity would be visible.
 SMALLEST_TOLERANCE, LARGEST_TOLERANCE = 1e-13, 1e-2
 LARGEST_DEGREE = {2: DEGREE_CIRCLE, 3: DEGREE_SPHERE}
 # Rounding of a sum of the series is taken to be below
@@ -752,12 +753,13 @@ LARGEST_DEGREE = {2: DEGREE_CIRCLE, 3: DEGREE_SPHERE}
 # sums in extended precision, and doubled at least: benchmarks/fast_sums.py --check repeats that.
 ROUNDING, ROUNDING_SCORE, ROUNDING_NODES = 40.0, 8.0, 6.0
 EPSILON = 2.0**-53
-# Up to this |D_h mean(x)|, minus it is the lower bound of log m_h, without a pass over the tokens.
+# Where |D_h mean(x)| is at most this, minus it is the lower bound of log m_h, without a pass over
+# the tokens.
 _NEAR = 0.05
-# Share of the tolerance that the error of a series may take in all
+# Share of the tolerance that the error of a series may use in all.
 SPENT = 0.9
 AREA = {2: 2 * math.pi, 3: 4 * math.pi}
-# Tails are followed up to here: at |z| = 64 nothing of the series is left beyond.
+# Tails are computed up to this degree: at |z| = 64 nothing of the series is left beyond.
 _TOP = 200
 
 
@@ -795,7 +797,7 @@ def check_tolerance(tolerance: float, d: int) -> float:
 
 @njit(error_model="numpy")
 def relative_tails(r, d):
-    """e^-r T_l(r) for l = 0.._TOP - 1, T_l = sum_(k > l) (2k + 1) i_k(r) (d = 2: 2 sum I_k)."""
+    """Return e^-r T_l(r), l = 0.._TOP - 1, T_l = sum_(k > l) (2k + 1) i_k(r) (d = 2: 2 sum I_k)."""
     ratio = np.zeros(_TOP + 2)
     odd = 1.0 if d == 3 else 0.0
     for l in range(_TOP + 1, 0, -1):  # noqa: E741
@@ -820,14 +822,15 @@ def relative_tails(r, d):
 
 @njit(error_model="numpy")
 def source_factor(degree, d):
-    """1 + 2 A with the bound A <= sqrt(number of harmonics of the sources)."""
+    """Return 1 + 2 A with the bound A <= sqrt(number of harmonics of the sources)."""
     last = degree + 2
     return 1.0 + 2.0 * (last + 1.0 if d == 3 else math.sqrt(2.0 * last + 1.0))
 
 
 @kernel
 def choose_degrees(rho, low, tolerance, d, largest):
-    """Degree of each head, -1 where no series will do; start of its recursion; relative tail.
+    """Return the degree of each head (-1: no series suffices), start of its recursion, relative
+    tail.
 
     rho (heads,) : norms |D_h|; low (heads,) : lower bounds of log m_h over the tokens
     """
@@ -839,7 +842,7 @@ def choose_degrees(rho, low, tolerance, d, largest):
         if not rho[h] <= DIRECT_BOUND_DOUBLE:
             continue
         tail = relative_tails(rho[h], d)
-        # The mobilities times tolerance/2, but no less than what rounding leaves anyway.
+        # The target is the mobilities times tolerance/2, but no less than the rounding error.
         target = max(
             0.5 * tolerance * math.exp(low[h] - rho[h]),
             (ROUNDING + ROUNDING_SCORE * rho[h]) * EPSILON,
@@ -859,7 +862,7 @@ def choose_degrees(rho, low, tolerance, d, largest):
 
 
 class Plan(NamedTuple):
-    """What the fast sums of one path need to know beforehand.
+    """Norms, bounds and degrees that the fast sums of one path need beforehand.
 
     finite : whether all tokens and heads are
     off : largest | |x|^2 - 1 | over the tokens
@@ -879,7 +882,7 @@ class Plan(NamedTuple):
 
 
 def plan(x: Floats, D: Floats, tolerance: float) -> Plan:
-    """Norms, bounds and degrees of one path; x (n, d) and D (heads, d, d) in double precision.
+    """Compute norms, bounds and degrees of one path; x (n, d) and D (heads, d, d) in doubles.
 
     Cost: n heads d multiply-adds at most.
     """
@@ -891,7 +894,7 @@ def plan_heads(
     x: Floats, D: Floats, tolerance: float, mean: Floats, off: float,
     signed: NDArray[np.bool_] | None = None,
 ) -> Plan:  # fmt: skip
-    """`plan` for targets x and other sources.
+    """Compute the `plan` for targets x and other sources.
 
     Parameters
     ----------
@@ -919,7 +922,7 @@ def plan_heads(
 
 
 def sizes_by_degree(coefficient: Floats, d: int) -> Floats:
-    """Bounds of |sum_m c_lm Y_lm(x)|, anywhere, of series (heads, K, columns): (heads, L + 1).
+    """Bound |sum_m c_lm Y_lm(x)|, anywhere, of series (heads, K, columns): (heads, L + 1).
 
     |c_l| sqrt(dim_l / |sphere|), by Cauchy-Schwarz and the addition theorem; c_lm is a vector.
     """
@@ -928,7 +931,7 @@ def sizes_by_degree(coefficient: Floats, d: int) -> Floats:
 
 
 def slopes_by_degree(coefficient: Floats) -> Floats:
-    """Bounds of |grad sum_m c_lm Y_lm(x)|, anywhere on the sphere, of series (heads, K).
+    """Bound |grad sum_m c_lm Y_lm(x)|, anywhere on the sphere, of series (heads, K).
 
     |c_l| sqrt(l (l + 1) dim_l / (2 |sphere|)): the sum over m of squares of a derivative along a
     unit tangent is half of that of |grad Y_lm|^2.
@@ -939,21 +942,21 @@ def slopes_by_degree(coefficient: Floats) -> Floats:
 
 
 def _squares_by_degree(coefficient: Floats, d: int) -> tuple[Floats, Floats]:
-    """|c_l|^2 (heads, L + 1) of all columns, and the number of harmonics (L + 1,)."""
+    """Return |c_l|^2 (heads, L + 1) of all columns, and the number of harmonics (L + 1,)."""
     squares = np.einsum("hkc,hkc->hk", coefficient, coefficient)
     first, dim = layout(coefficient.shape[1], d)
     return np.add.reduceat(squares, first, axis=1), dim.astype(float)
 
 
 def layout(number: int, d: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Place of the first harmonic of every degree among so many, and how many there are of each."""
+    """Return the place of the first of `number` harmonics of every degree, and their counts."""
     last = math.isqrt(number) - 1 if d == 3 else (number - 1) // 2
     first = np.array([0] + [count(degree, d) for degree in range(last)])
     return first, np.diff(first, append=number)
 
 
 def shortened(sizes: Floats, room: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """Degrees at which series may end, and what is then missing at most.
+    """Return degrees at which series may end, and bounds of what is then missing.
 
     sizes (heads, L + 1) : bounds of the terms of every degree
     room (heads,) : what may be missing, not below zero
@@ -965,14 +968,14 @@ def shortened(sizes: Floats, room: Floats) -> tuple[NDArray[np.int64], Floats]:
 
 
 def spare(error: Floats, low: Floats, tolerance: float) -> Floats:
-    """What a head's series may miss beyond its error; low : lower bounds of log m_h."""
+    """Return what a head's series may miss beyond its error; low : lower bounds of log m_h."""
     return np.asarray(np.maximum(SPENT * tolerance * np.exp(low) - error, 0.0))
 
 
 def ends(
     coefficient: Floats, d: int, error: Floats, low: Floats, tolerance: float
 ) -> tuple[NDArray[np.int64], Floats]:
-    """Degrees at which the series of heads may end, and what is then missing in m and S / n.
+    """Return degrees at which the series of heads may end, and what is then missing in m and S / n.
 
     coefficient (heads, K, columns) : of 1, and the coordinates if any; others do not count
     error, low (heads,) : as for `spare`
@@ -983,5 +986,5 @@ def ends(
 
 
 def node_count(last: int, d: int) -> int:
-    """Pairs of antipodal nodes that match the moments of any tokens up to degree `last`."""
+    """Return the number of antipodal pairs of nodes that match any tokens' moments up to `last`."""
     return last + 1 if d == 2 else (last + 1) * (last + 1)

@@ -51,7 +51,7 @@ from wflow.sphere.harmonics import PAIR, count
 
 @njit(error_model="numpy")
 def _task(x, order, panels, sizes, columns, degree, table, first, last, m, S):
-    """Values of the series at the targets first <= i < last: m, and S where columns > 1."""
+    """Write values of the series at the targets first <= i < last: m, and S where columns > 1."""
     n, d = x.shape
     width = lanes(x)
     number = count(degree, d)
@@ -102,7 +102,7 @@ def fast_head_sums(
     vectors: bool,
     tolerance: float,
 ) -> tuple[NDArray[np.floating], NDArray[np.floating], NDArray[np.floating], Floats]:
-    """(shift, m, S, error) of every head at every target by truncated series.
+    """Compute (shift, m, S, error) of every head at every target by truncated series.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def _one_path(
         for k, piece in enumerate(pieces):
             rows = slice(None) if len(pieces) == 1 else slice(k, k + 1)
             coefficient[rows, : piece.shape[1]] = piece
-        # Weights of both signs cancel, to how much no bound of a head's sums says beforehand.
+        # Weights of both signs cancel; no bound of a head's sums predicts how much.
         low = np.where(signed[order], -np.inf, chosen.low[order])
         degrees, missing = ends(coefficient, d, bound[order], low, tolerance)
         bound[order] += missing
@@ -193,7 +193,7 @@ def _one_path(
 
 
 def _masses(weights: Floats | None) -> tuple[Floats | None, Floats]:
-    """Weights (sets, n) divided by their L1 norms, and these (sets,)."""
+    """Return weights (sets, n) divided by their L1 norms, and these norms (sets,)."""
     if weights is None:
         return None, np.ones(1)
     norms = np.abs(weights).sum(axis=1)
@@ -203,7 +203,7 @@ def _masses(weights: Floats | None) -> tuple[Floats | None, Floats]:
 def _plan(
     x: Floats, D: Floats, cloud: Floats, masses: Floats | None, tolerance: float
 ) -> tuple[Plan, NDArray[np.bool_]]:  # fmt: skip
-    """Norms, bounds and degrees of the heads of one path; which have weights of both signs."""
+    """Return norms, bounds and degrees of the heads of one path, and which have mixed signs."""
     mean, off = passes.survey(cloud)
     mean, signed = mean[None], np.zeros(1, bool)
     if masses is not None:
@@ -225,7 +225,7 @@ def choose_weighted(
     weights: NDArray[np.floating] | None,
     tolerance: float,
 ) -> NDArray[np.bool_]:
-    """Whether the fast sums take less time, for every path: from data and constants alone."""
+    """Return for every path whether the fast sums are predicted to be faster, from data alone."""
     (paths, targets, d), heads, n = x.shape, D.shape[1], sources.shape[1]
     result = np.zeros(paths, bool)
     if d not in LARGEST_DEGREE or min(n, targets) < FEWEST_TOKENS:
@@ -238,7 +238,7 @@ def choose_weighted(
     for p in range(paths):
         masses = None if weights is None else _masses(plain(weights[p]))[0]
         chosen, _ = _plan(points[p], matrices[p], clouds[p], masses, tolerance)
-        # What is not finite ends as NaN at once there.
+        # Values that are not finite end as NaN at once there.
         result[p] = not chosen.finite or exact > predicted_cost(
             points[p], matrices[p], chosen, tolerance, clouds[p], sets
         )

@@ -36,7 +36,7 @@ from wflow.kernels.pairs.sweep import (
 
 @internal(forceinline=True)
 def pair_sweep(x, weight, z, shift, acc):
-    """(M, S, Q) exp(-shift) of one head for one block; Q in units of log2(e)^2."""
+    """Compute (M, S, Q) exp(-shift) of one head for one block; Q in units of log2(e)^2."""
     rows, d = x.shape
     width = lanes(z)
     kind = z.dtype.type
@@ -66,7 +66,7 @@ def pair_sweep(x, weight, z, shift, acc):
 
 @internal
 def _block(x, n, weight, score, start):
-    """Share of the tokens of one block in the Laplacian, times H n^2."""
+    """Return the share of the tokens of one block in the Laplacian, times H n^2."""
     d = x.shape[1]
     width = lanes(x)
     own = vectors(d, x)
@@ -125,7 +125,7 @@ def _energy_laplacian(x, score):
 
 
 def energy_laplacian(x, score):
-    """Laplacian of the energy summed over the tokens, (paths,), for every path.
+    """Compute the Laplacian of the energy summed over the tokens (paths,).
 
     Parameters
     ----------

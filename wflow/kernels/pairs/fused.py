@@ -87,7 +87,7 @@ _kept = _Kept()
 
 
 def scratch(vectors: int, dtype: np.dtype, kept: int = _KEPT_BYTES) -> NDArray[np.floating]:
-    """A flat array of at least so many vectors of 64 bytes, aligned, with anything in it.
+    """Return a flat array of at least so many aligned vectors of 64 bytes, with any contents.
 
     The next call in the same thread may return the same memory, if it is at most `kept` bytes.
     """
@@ -104,19 +104,19 @@ def scratch(vectors: int, dtype: np.dtype, kept: int = _KEPT_BYTES) -> NDArray[n
 
 # Each direction of a pair computed separately
 # --------------------------------------------
-# For general heads, causal attention, and dimensions without loops of their own. Cost of an ordered
-# pair, in multiply-adds (double precision): d for the score, 13 for the exponential, d + 2 for the
-# sums: 21 at d = 3; d + 2 more for r.
+# These loops serve general heads, causal attention, and dimensions without unrolled loops. Cost of
+# an ordered pair, in multiply-adds (double precision): d for the score, 13 for the exponential,
+# d + 2 for the sums: 21 at d = 3; d + 2 more for r.
 
 
 @internal
 def table_tokens(n, width):
-    """Tokens j of a table of 1 + <x_i, x_j>^2: not more than the second cache holds."""
+    """Return how many tokens j a table of 1 + <x_i, x_j>^2 has: it fits in the second cache."""
     return min(CHUNK, max(n + TILE, 2 * width))
 
 
 def space_of_rows(d: int, n: int, heads: int, width: int) -> int:
-    """Vectors of workspace that one worker needs."""
+    """Return the number of vectors of workspace that one worker needs."""
     fixed = 2 * d + 3 + width + 2 * (2 * d + EXTRA)
     return fixed + 2 * heads * (3 * d + 1 + SUMS) + 2 * table_tokens.py_func(n, width)
 
@@ -129,7 +129,7 @@ def _absorb_shifted(
     _shifts, h, x, n, own, own_at, diagonal, causal, start, stop, square, square_at, arrays, state,
     state_at,
 ):  # fmt: skip
-    """Sums of head h for one block and scores of any size, added to the running sums."""
+    """Add the sums of head h for one block, with scores of any size, to the running sums."""
     align_stack()
     score, _, _, noise, sigma2 = arrays
     rows, d = x.shape
@@ -158,14 +158,14 @@ def _absorb_none(
     _shifts, h, x, n, own, own_at, diagonal, causal, start, stop, square, square_at, arrays, state,
     state_at,
 ):  # fmt: skip
-    """In the place of `_absorb_shifted` where no head needs it."""
+    """Do nothing: replaces `_absorb_shifted` where no head needs it."""
 
 
 def _absorb_other(
     shifts, h, x, n, own, own_at, diagonal, causal, start, stop, square, square_at, arrays, state,
     state_at,
 ):  # fmt: skip
-    """Whichever of the two the `constant` shifts says."""
+    """Call one of the two functions above, as the `constant` shifts says."""
     raise NotImplementedError
 
 
@@ -178,7 +178,7 @@ def _absorb_if_shifted(shifts, *_):
 def _one_way_loop(
     dim, x, weight, z, at, noisy, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at
 ):  # fmt: skip
-    """`one_way` as a task may call it; for dim = 0 with the sums in memory."""
+    """Call `one_way` in a form that a task may call; for dim = 0 with the sums in memory."""
     align_stack()
     if value_of(dim) > 0:
         one_way(dim, x, weight, z, at, noisy, pair, pair_at, pair_step, ito, blocks, first, stop,
@@ -198,7 +198,7 @@ def _some_rows(
     dim, shifts, task, worker, units, odd, space, tokens, n, weight, heads_of_paths, flow, sign,
     causal, velocity, part, scratch,
 ):  # fmt: skip
-    """All heads for one or two blocks of tokens of one path, for d = `dim`, or for any d if 0.
+    """Process all heads for one or two blocks of tokens of one path, for d = `dim`, or any d if 0.
 
     dim, shifts : `constant`s; without shifts (0) no head needs one
 
@@ -222,7 +222,7 @@ def _some_rows(
     ito = sigma2.shape[0] > 0
     free = start if causal else rows  # tokens that all tokens of the blocks attend to
     step = table_tokens(n, width) * width
-    # Pieces of the workspace, the largest last.
+    # The pieces of the workspace follow, the largest last.
     mine = scratch[worker * space : (worker + 1) * space]
     own = mine[: blocks * d * width]
     at = blocks * d * width
@@ -327,7 +327,7 @@ _WITHOUT, _WITH, _TWICE = map(constant, (0, 1, 2))
 
 
 def strips_for(n: int) -> int:
-    """Parts in which the pairs of one path are summed, so that one path has work for threads."""
+    """Return the number of parts of the pairs of one path, so that threads can share a path."""
     if n < 512:
         return 1
     if n < 2048:
@@ -337,7 +337,7 @@ def strips_for(n: int) -> int:
 
 @internal
 def chunk_tokens(n, d, width):
-    """Tokens per chunk: an even number of blocks, all chunks of nearly the same size."""
+    """Return the number of tokens per chunk: blocks in pairs, chunks of nearly equal size."""
     most = max(_CHUNK_BYTES // (64 * (d + 1)) // (2 * width), 1)
     pairs = (n + 2 * width - 1) // (2 * width)
     chunks = (pairs + most - 1) // most
@@ -345,7 +345,7 @@ def chunk_tokens(n, d, width):
 
 
 def space_of_sums(d: int, n: int, heads: int, width: int) -> int:
-    """Vectors of workspace that one worker needs for the sums of so many heads."""
+    """Return the number of vectors of workspace that the sums of so many heads need per worker."""
     blocks = (n + width - 1) // width
     chunk = chunk_tokens.py_func(n, d, width)
     table = min(blocks, _TILE_BLOCKS) * chunk
@@ -354,7 +354,7 @@ def space_of_sums(d: int, n: int, heads: int, width: int) -> int:
 
 @internal
 def _fold_columns(columns, d, blocks, sums, sums_at):
-    """Add the sums of some blocks of tokens j, sums over lanes of `columns`, and clear those."""
+    """Add the sums of some blocks of tokens j, summed over lanes of `columns`; clear `columns`."""
     width = lanes(columns)
     zero = splat(columns.dtype.type(0.0))
     row = (d + 1) * width
@@ -372,7 +372,7 @@ def _sweep_tile(
     dim, ito, within, x, weight, own, z, z_at, noisy, pair, pair_at, step, low, high, first, last,
     columns, sums, sums_at,
 ):  # fmt: skip
-    """The blocks low <= block < high of tokens i against the tokens first <= j < last, one head.
+    """Sum the blocks low <= block < high of tokens i with the tokens first <= j < last, one head.
 
     dim, ito, within : `constant`s; the latter two go to `sweep`: within two blocks a pair is met
         twice
@@ -387,7 +387,8 @@ def _sweep_tile(
         acc_at = sums_at + block * (d + SUMS) * width
         place = pair_at + block * step
         if start >= first and high - block > 1:
-            # Among themselves each direction apart: more arithmetic, but one loop for all.
+            # Within two blocks, each direction is computed apart: more arithmetic, but one loop for
+            # all.
             begin = start + 2 * width
             sweep(dim, 2, False, within, False, True, x, weight, z, 0, z, at, noisy, pair, place,
                   step, z, 0, start, begin, sums, acc_at)  # fmt: skip
@@ -403,8 +404,9 @@ def _sweep_tile(
 
 @internal
 def _tile_table(dim, x, n, own, low, high, first, last, pair, pair_at, step):
-    """1 + <x_i, x_j>^2 of a tile: half of it for pairs within two blocks, which come twice; 0 for
-    padding. One loop without calls: see `headsums.absorb_blocks`.
+    """Write 1 + <x_i, x_j>^2 of a tile: half for pairs within two blocks, which come twice.
+
+    Padding gets 0. It is one loop without calls: see `headsums.absorb_blocks`.
     """
     d = value_of(dim)
     width = lanes(x)
@@ -444,7 +446,7 @@ def _some_sums(
     batch_heads, x_of_paths, tokens, weight, heads_of_paths, _flow, _sign, all_tops, all_sums,
     _all_states, _v, _part, scratch,
 ):  # fmt: skip
-    """(m, S, q, r) of some heads for all blocks of one path, one strip of the pairs, for d = `dim`.
+    """Compute (m, S, q, r) of some heads for all blocks of a path and one strip of its pairs.
 
     dim, shifts : `constant`s; without shifts (0) no head is left out
 
@@ -478,7 +480,7 @@ def _some_sums(
     size = blocks * (d + SUMS) * width
     chunk = chunk_tokens(n, d, width)
     step = chunk * width
-    # Pieces of the workspace.
+    # The pieces of the workspace follow.
     sums = all_sums[p * per_path + h0 * strips * size : (p + 1) * per_path]
     mine = scratch[worker * space : (worker + 1) * space]
     own = mine[: blocks * d * width]
@@ -520,11 +522,12 @@ def _some_sums(
             tops[h] = top
         clear_vectors(sums, (h * strips + strip) * size, blocks * (d + SUMS))
     chunks = (rows + chunk - 1) // chunk
-    # Tiles of tokens i outside: what belongs to them stays in the second cache while the chunks
-    # pass. Every sum receives its shares in the order that it would with chunks outside.
+    # The loop over tiles of tokens i is outside: their data stay in the second cache while the
+    # chunks pass. Every sum receives its shares in the same order as with chunks outside.
     for low in range(0, blocks, _TILE_BLOCKS):
         for c in range(low * width // chunk, chunks):
-            # 0 1 .. 1 0 0 1 .. from the last chunk, which meets most blocks, to the first.
+            # Strips are assigned in the order 0 1 .. 1 0 0 1 .. from the last chunk, which meets
+            # most blocks, to the first.
             turn = (chunks - 1 - c) % (2 * strips)
             if min(turn, 2 * strips - 1 - turn) != strip:
                 continue
@@ -593,13 +596,13 @@ def _some_blocks(
         clear(state[low * of_state : high * of_state], d, count)
     for block in range(low, high):
         by_lane(x, n, block * width, own, (block - low) * d * width)
-    # Heads outside: the sums of one head lie together.
+    # The loop over heads is outside: the sums of one head lie together.
     for h in range(heads):
         if tops[h] < np.inf or not any_size:
-            # Only the largest of all tokens counts in the end: it is taken for every token.
+            # Only the largest of all tokens counts in the end, so it is taken for every token.
             for block in range(count):
                 store(squares, block * width, splat(x.dtype.type(tops[h])))
-            # The sums of all strips go to those of the first.
+            # The sums of all strips are added to those of the first.
             here = h * strips * size + low * block_size
             for row in range(count * (d + SUMS) if strips > 1 else 0):
                 place = here + row * width
@@ -631,19 +634,19 @@ def _some_blocks(
             )  # fmt: skip
 
 
-# Tied heads: bytes of sums per worker that stay in its second cache, and of one path at most; heads
-# of a task, which share the table of pairs; blocks of a task that follows; up to which n the sums
-# per token are worth their memory.
+# For tied heads: bytes of sums per worker that stay in its second cache, and of one path at most;
+# heads of a task, which share the table of pairs; blocks of a task that follows; and the number of
+# tokens up to which the sums per token are worth their memory.
 _NEAR_BYTES, _HEAD_BYTES, _TASK_HEADS, _TASK_BLOCKS = 1 << 18, 1 << 26, 16, 8
 SYMMETRIC_TOKENS = 200_000
-# A thread that has fewer pairs, some 0.05 ms of work, takes longer to wake than it helps.
+# A thread with fewer pairs, about 0.05 ms of work, takes longer to wake than it saves.
 PAIRS_OF_THREAD = 100_000
 _FEW_ENTRIES = 4096  # of matrices, whose sum of squares is one short call
 
 
 class Plan(NamedTuple):
-    """How a call is divided: workers, vectors of workspace of each, and for tied heads the strips
-    of the pairs, the heads whose sums are kept together, and the paths of a set."""
+    """Division of a call: workers, vectors of workspace of each, and for tied heads the strips of
+    the pairs, the heads whose sums are kept together, and the paths of a set."""
 
     workers: int
     space: int
@@ -656,7 +659,7 @@ class Plan(NamedTuple):
 def _plan(
     paths: int, n: int, d: int, heads: int, itemsize: int, workers: int, both: bool
 ) -> tuple[Plan, int]:
-    """The plan of a call, and the vectors of workspace for all of it.
+    """Return the plan of a call, and the vectors of workspace for all of it.
 
     Workers, batches and sets do not change a bit; the strips do, and depend on n alone.
     """
@@ -678,7 +681,7 @@ def _plan(
 
 @internal
 def heads_of_task(paths, heads, strips, workers):
-    """Heads of each task of tied heads, so that workers have the same number of tasks, if they can.
+    """Return the number of heads per task of tied heads: workers get equally many tasks.
 
     Strips are not quite equal: where one path has one for each worker, two groups of heads make up
     for it. The table of pairs, which belongs to a task, costs a fifth of the sums of a head.
@@ -696,7 +699,7 @@ def heads_of_task(paths, heads, strips, workers):
 
 @internal
 def _padded_paths(x, unit):
-    """`padded` for (paths, n, d)."""
+    """Apply `padded` to tokens (paths, n, d)."""
     paths, n, d = x.shape
     rows = (n + unit - 1) // unit * unit
     tokens = np.empty((paths, rows, d), x.dtype)
@@ -712,7 +715,7 @@ def _padded_paths(x, unit):
 
 @kernel(parallel=True)
 def _one_way(dim, shifts, x, arrays, flow, sign, causal, plan, v, part, scratch, tasks):
-    """Each direction of a pair computed apart, for d = `dim`, or for any d if 0.
+    """Compute each direction of a pair apart, for d = `dim`, or for any d if 0.
 
     dim, shifts : `constant`s; tasks : the addresses of the tasks for these
     """
@@ -720,8 +723,8 @@ def _one_way(dim, shifts, x, arrays, flow, sign, causal, plan, v, part, scratch,
     width = lanes(x)
     tokens, weight = _padded_paths(x, TILE)
     blocks = part.shape[1]
-    # A single block, if there is an odd one, comes first, and causal work grows with the
-    # token: assigned in turn, tasks of all sizes go to all workers.
+    # A single block, if there is an odd one, comes first, and causal work grows with the token:
+    # tasks assigned in turn give all workers tasks of all sizes.
     odd = blocks % 2
     units = (blocks + 1) // 2
     space = plan.space * width
@@ -737,7 +740,7 @@ def _one_way(dim, shifts, x, arrays, flow, sign, causal, plan, v, part, scratch,
 
 @kernel(parallel=True)
 def _both_ways(dim, shifts, x, arrays, flow, sign, causal, plan, v, part, scratch, tasks):
-    """The same for tied symmetric heads and 2 <= d <= 8: a value is used for both tokens."""
+    """Compute the sums of tied symmetric heads, 2 <= d <= 8: a value is used for both tokens."""
     paths, n, d = x.shape
     all_heads = arrays.score.shape[1]
     width = lanes(x)
@@ -754,10 +757,10 @@ def _both_ways(dim, shifts, x, arrays, flow, sign, causal, plan, v, part, scratc
         count = min(together, paths - p0)
         for head in range(0, all_heads, batch):
             heads = min(batch, all_heads - head)
-            # How heads are divided among tasks does not change a bit.
+            # The division of heads among tasks does not change a bit.
             share = heads_of_task(count, heads, strips, workers)
             groups = (heads + share - 1) // share
-            # One loop for both: a second would be compiled, too.
+            # One loop serves both phases: a second would be compiled, too.
             for phase in range(2):
                 size = count * (parts if phase else groups * strips)
                 for worker in prange(workers):
@@ -772,7 +775,7 @@ def _both_ways(dim, shifts, x, arrays, flow, sign, causal, plan, v, part, scratc
 
 @functools.cache
 def _tasks(both: bool, d: int, shifts: bool, dtype: np.dtype) -> tuple[int, ...]:
-    """Addresses of the tasks of `_both_ways` or `_one_way` for tokens of that type."""
+    """Return the addresses of the tasks of `_both_ways` or `_one_way` for tokens of that type."""
     flat, _, cube, _ = arrays(dtype)
     _, tops, terms, _ = arrays(np.float64)
     known = constant_type(d), constant_type(shifts)
@@ -789,10 +792,11 @@ def _tasks(both: bool, d: int, shifts: bool, dtype: np.dtype) -> tuple[int, ...]
 
 @np.errstate(all="ignore")  # a sum of squares that overflows is above the bound
 def _moderate(score: NDArray[np.floating]) -> bool:
-    """Whether the entries say that |D^T x| of a unit token needs no shift; NaN says no."""
+    """Return whether |D^T x| of any unit token needs no shift, by the entries; False for NaN."""
     bound = 0.9 * (DIRECT_BOUND_DOUBLE if score.itemsize == 8 else DIRECT_BOUND_SINGLE)
     if score.size <= _FEW_ENTRIES:
-        # |D^T x| <= |D|_F, by one short call: the passes below are a twentieth of a small step.
+        # |D^T x| <= |D|_F is checked by one short call: the passes below are a twentieth of a small
+        # step.
         entries = score.reshape(-1)
         if entries.dot(entries) < bound * bound:
             return True
@@ -800,7 +804,7 @@ def _moderate(score: NDArray[np.floating]) -> bool:
 
 
 def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmetric):
-    """Velocities and energy terms of all paths in one pass over all pairs.
+    """Compute velocities and energy terms of all paths in one pass over all pairs.
 
     Parameters
     ----------

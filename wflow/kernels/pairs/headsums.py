@@ -1,4 +1,4 @@
-"""Sums over heads for one block of tokens, and what follows from them: velocities and terms.
+"""Sums over heads for one block of tokens, and the velocities and terms computed from them.
 
 The sums live in a flat array of vectors, one vector per row, so that blocks, paths and groups of
 heads can be laid side by side.
@@ -19,7 +19,7 @@ from wflow.kernels.pairs.sweep import LOG2E, exponent_floor
 
 # Columns of the table of terms that `fused_sums` returns for each path, and their places. Those
 # before SPEED_SQ grow like the kernel; the first six are sums over pairs, those before MAX_SPEED
-# means over tokens, the last two maxima.
+# are means over tokens, the last two maxima.
 TERMS = (
     "energy",
     "weight_power",
@@ -38,7 +38,7 @@ N_TERMS = len(TERMS)
 ENERGY, WEIGHT_POWER, ITO_POWER, MARTINGALE, SECOND_VARIATION, BACKWARD_WORK = range(6)
 DISSIPATION, UPPER_GRADIENT_SQ, EDI_DEFECT, SPEED_SQ, MAX_SPEED, MAX_SCORE = range(6, N_TERMS)
 ENERGY_TERMS = TERMS[:SPEED_SQ]
-PAIRS = (1.0, 1.0, 4.0, 1.0, 2.0, 1.0)  # what sums over pairs are divided by besides 2 heads n^2
+PAIRS = (1.0, 1.0, 4.0, 1.0, 2.0, 1.0)  # divisors of sums over pairs, besides 2 heads n^2
 SOFTMAX, UNNORMALISED, EFFECTIVE = 0, 1, 2
 
 
@@ -61,13 +61,13 @@ class Heads(NamedTuple):
 
 
 def type_of_heads(dtype: np.typing.DTypeLike, paths: bool) -> types.NamedTuple:
-    """The type of `Heads` of all `paths`, or of one, in compiled code."""
+    """Return the type of `Heads` of all `paths`, or of one, in compiled code."""
     numbers, matrices = arrays(dtype)[1::2] if paths else arrays(dtype)[:3:2]
     return types.NamedTuple((matrices,) * 4 + (numbers,), Heads)
 
 
 def prepared(x, *heads):
-    """What compiled sums take: x, its `Heads`, room for velocities and for shares of the terms.
+    """Return the arguments of compiled sums: x, its `Heads`, room for velocities and term shares.
 
     x and the heads are in C order and of one type, copies where they were not.
     """
@@ -80,7 +80,7 @@ def prepared(x, *heads):
 
 @internal
 def of_path(arrays, p):
-    """The heads of one path, whose scores and values all paths may share."""
+    """Return the heads of one path, whose scores and values all paths may share."""
     own = p if len(arrays.score) == len(arrays.sigma2) else 0
     return Heads(
         arrays.score[own], arrays.value[own], arrays.drift[p], arrays.noise[p], arrays.sigma2[p]
@@ -95,7 +95,7 @@ EXTRA = 11
 
 @internal
 def clear(state, d, blocks):
-    """Running sums before the first head."""
+    """Set the running sums to their values before the first head."""
     width = lanes(state)
     rows = 2 * d + EXTRA
     zero = splat(state.dtype.type(0.0))
@@ -110,8 +110,8 @@ def clear(state, d, blocks):
 
 @internal(forceinline=True)
 def _rescale(state, at, exponent, factors):
-    """Bring a running sum of scale exp(state[at]) and a summand of scale exp(exponent) to one
-    scale, the larger: factors for both go to `factors`, the scale to the state."""
+    """Bring a running sum of scale exp(state[at]) and a summand of scale exp(exponent) to the
+    larger scale: write the factors of both to `factors`, the scale to the state."""
     width = lanes(state)
     kind = state.dtype.type
     log2e = splat(kind(LOG2E))
@@ -125,7 +125,8 @@ def _rescale(state, at, exponent, factors):
 
 @internal(forceinline=True)
 def common_scales(fresh, shifted, shift, shift_at, state, rest, factors):
-    """Factors that bring the sums of a head and the running sums of a block to common scales.
+    """Return factors that bring the sums of a head and the running sums of a block to common
+    scales.
 
     The sums of the head are exp(-shift) times the true ones. Factors for the sum of 1/m: of what
     is there and of what comes; likewise for that of D S; and exp(shift). The scales of a block stay
@@ -160,7 +161,7 @@ def common_scales(fresh, shifted, shift, shift_at, state, rest, factors):
 
 @internal(forceinline=True)
 def _along(matrix, h, d, own, own_at, acc, acc_at):
-    """<x_i, A_h S_i> of a block."""
+    """Return <x_i, A_h S_i> of a block."""
     width = lanes(acc)
     total = splat(acc.dtype.type(0.0))
     for k in range(d):
@@ -252,7 +253,7 @@ def absorb_blocks(
 def absorb(
     h, fresh, shifted, d, own, own_at, acc, acc_at, shift, square, arrays, state, at, factors
 ):  # fmt: skip
-    """`absorb_blocks` for one block."""
+    """Apply `absorb_blocks` to one block."""
     absorb_blocks(
         h, fresh, True, shifted, d, 1, own, own_at, acc, acc_at, shift, square, 0, arrays, state,
         at, factors,
@@ -272,7 +273,8 @@ def _add_totals(state, rest, count, out):
 
 @internal(forceinline=True)
 def _factors(n, heads, flow, sign, state, rest, lane):
-    """Of one token: mobility, scale of the gradient, 1/b times it, and scale of the velocity."""
+    """Return mobility, scale of the gradient, 1/b times it, and scale of the velocity of one
+    token."""
     width = lanes(state)
     per_head = 1.0 / heads
     inverse = float(state[rest + INVERSE * width + lane])
@@ -301,7 +303,7 @@ def _factors(n, heads, flow, sign, state, rest, lane):
 def _add_means(
     dissipation, upper_gradient_sq, defects, speeds_sq, largest_speed_sq, largest_score_sq, out
 ):  # fmt: skip
-    """Add what the tokens of a block give to the terms."""
+    """Add the contributions of the tokens of a block to the terms."""
     out[DISSIPATION] += dissipation
     out[UPPER_GRADIENT_SQ] += upper_gradient_sq
     out[EDI_DEFECT] += defects
@@ -312,7 +314,7 @@ def _add_means(
 
 @internal(forceinline=True)
 def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
-    """Velocities of a block's tokens and their share of the terms, from the sums over heads.
+    """Compute velocities of a block's tokens and their share of the terms, from sums over heads.
 
     With d a constant of the caller the loops over coordinates unroll.
     """
@@ -368,7 +370,7 @@ def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
 def finish_block(
     own, own_at, step, n, d, start, heads, flow, sign, state, at, few, turned, v, out
 ):  # fmt: skip
-    """`finish_tokens` for any d, in vectors of 8 doubles, with the coordinates in the lanes of own.
+    """Compute `finish_tokens` for any d, in vectors of 8 doubles with coordinates in the lanes.
 
     step : elements of `own` from one coordinate to the next; few (5 * 8) and turned (d * 8) are
     workspace, float64
@@ -453,7 +455,7 @@ def add_share(terms, share):
 
 @internal
 def path_terms(part, heads, n):
-    """Terms of every path, (paths, N_TERMS), from the shares (paths, blocks, N_TERMS) of blocks."""
+    """Return the terms (paths, N_TERMS) from the shares (paths, blocks, N_TERMS) of blocks."""
     paths, blocks, _ = part.shape
     terms = np.zeros((paths, N_TERMS))
     pairs = 2.0 * heads * n * n

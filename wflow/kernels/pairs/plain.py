@@ -19,7 +19,7 @@ from wflow._core.compiler.functions import kernel
 
 @kernel
 def plain_sums(x, D, y, weight):
-    """Sums of every head at every token, in double precision.
+    """Compute the sums of every head at every token, in double precision.
 
     Parameters
     ----------

@@ -27,13 +27,13 @@ from wflow._core.compiler.vectors import (
     store,
 )
 
-# Dimensions that have unrolled loops.
+# Dimensions for which the loops are unrolled.
 DIMENSIONS = (2, 3, 4, 5, 6, 7, 8)
 
 
 @internal
 def vectors(count, like):
-    """Memory for `count` vectors of the element type of `like`, aligned to cache lines.
+    """Allocate `count` vectors of the element type of `like`, aligned to cache lines.
 
     A vector that straddles two lines costs two accesses.
     """
@@ -77,8 +77,8 @@ def one_way(
 def masked_sums(
     x, weight, z, at, noisy, pair, pair_at, ito, mask, mask_from, first, stop, acc, acc_at
 ):  # fmt: skip
-    """Add (m, S, q, r) of one block for any d; from token `mask_from` >= 0 on, U is multiplied by
-    the vectors of `mask`, one a token."""
+    """Add (m, S, q, r) of one block for any d; from token `mask_from` >= 0 on, multiply U by the
+    vectors of `mask`, one per token."""
     width = lanes(z)
     d = x.shape[1]
     zero = splat(z.dtype.type(0.0))
@@ -158,7 +158,8 @@ DIRECT_BOUND_DOUBLE, DIRECT_BOUND_SINGLE = 64.0, 24.0
 # Sums are closed every CHUNK tokens, so that rounding does not grow with n.
 TILE, CHUNK = 4, 2048
 LOG2E = math.log2(math.e)
-# Exponents of 2 below this are lost against sums as small as exp(-bound); 2 to it is in range.
+# Exponents of 2 below this are lost against sums as small as exp(-bound); 2 to this power is in
+# range.
 FLOOR_DOUBLE, FLOOR_SINGLE = -1000.0, -120.0
 
 _TWO, _THREE = map(constant, (2, 3))
@@ -166,7 +167,7 @@ _TWO, _THREE = map(constant, (2, 3))
 
 @internal(forceinline=True)
 def _add_product(high, low, a, b):
-    """(high + low) + a b, carried in twice the working precision (Dekker, Knuth)."""
+    """Return (high + low) + a b, computed in twice the working precision (Dekker, Knuth)."""
     zero = a - a
     product = a * b
     error = fma(a, b, zero - product)
@@ -177,7 +178,7 @@ def _add_product(high, low, a, b):
 
 @internal(forceinline=True)
 def _score(x, j, z, z_low):
-    """<z + z_low, x_j> in twice the working precision, as (high, low)."""
+    """Return <z + z_low, x_j> in twice the working precision, as (high, low)."""
     width = lanes(z)
     high = splat(z.dtype.type(0.0))
     low = high
@@ -190,7 +191,7 @@ def _score(x, j, z, z_low):
 
 @internal
 def _shifted(x, z, z_low, noisy, pair, ito, diagonal, causal, start, stop, acc, shift, weight):
-    """(m, S, q, r) exp(-shift) of one head for one block, with shift = max_j <x_i, D x_j>.
+    """Compute (m, S, q, r) exp(-shift) of one head for one block, shift = max_j <x_i, D x_j>.
 
     For scores of any size: two passes, the first for the maximum, both with scores in twice the
     working precision, since rounding in a score is relative error in its exponential. `weight` is
@@ -255,19 +256,19 @@ def _shifted(x, z, z_low, noisy, pair, ito, diagonal, causal, start, stop, acc, 
 
 @internal(forceinline=True)
 def direct_bound(x):
-    """Largest |D^T x| for which sums of this precision need no shift."""
+    """Return the largest |D^T x| for which sums of this precision need no shift."""
     return DIRECT_BOUND_DOUBLE if lanes(x) == 8 else DIRECT_BOUND_SINGLE
 
 
 @internal(forceinline=True)
 def exponent_floor(x):
-    """Smallest exponent of 2 worth computing in this precision."""
+    """Return the smallest exponent of 2 worth computing in this precision."""
     return FLOOR_DOUBLE if lanes(x) == 8 else FLOOR_SINGLE
 
 
 @internal(forceinline=True)
 def block_scores(score, h, own, own_at, z, z_at, d, blocks, squares, squares_at):
-    """log2(e) D^T x_i of adjacent blocks into `z`, |D^T x_i|^2 into `squares`."""
+    """Write log2(e) D^T x_i of adjacent blocks to `z` and |D^T x_i|^2 to `squares`."""
     width = lanes(z)
     kind = z.dtype.type
     log2e = splat(kind(LOG2E))
@@ -285,7 +286,7 @@ def block_scores(score, h, own, own_at, z, z_at, d, blocks, squares, squares_at)
 
 @internal(forceinline=True)
 def images(matrix, h, own, own_at, out, out_at, d, blocks):
-    """N^T x_i of adjacent blocks, from N = matrix[h]; zero where there is no matrix."""
+    """Write N^T x_i of adjacent blocks, with N = matrix[h]; zero where there is no matrix."""
     width = lanes(out)
     for block in range(blocks):
         mine = block * d * width
@@ -298,13 +299,13 @@ def images(matrix, h, own, own_at, out, out_at, d, blocks):
 
 @internal(forceinline=True)
 def head_scores(score, h, own, own_at, z, z_at, d, square):
-    """`block_scores` for one block."""
+    """Apply `block_scores` to one block."""
     block_scores(score, h, own, own_at, z, z_at, d, 1, square, 0)
 
 
 @internal(forceinline=True)
 def is_moderate(largest, total, like):
-    """Whether the lanes of `largest`, the largest |D^T x_i|^2, need no shift.
+    """Return whether the lanes of `largest`, the largest |D^T x_i|^2, need no shift.
 
     `total`, their sum, is NaN where one is, which a maximum may lose.
     """
@@ -320,7 +321,7 @@ def weighted_shifted_sums(
     x, n, score, h, own, own_at, z, z_low, noisy, pair, ito, diagonal, causal, start, stop, acc,
     shift, weight,
 ):  # fmt: skip
-    """`shifted_sums` with the weights (rows,) of the tokens j, or none of them."""
+    """Compute `shifted_sums` with the weights (rows,) of the tokens j, or without weights."""
     width = lanes(z)
     d = x.shape[1]
     zero = splat(z.dtype.type(0.0))
@@ -343,7 +344,7 @@ def shifted_sums(
     x, n, score, h, own, own_at, z, z_low, noisy, pair, ito, diagonal, causal, start, stop, acc,
     shift,
 ):  # fmt: skip
-    """(m, S, q, r) exp(-shift) of head h for one block, with scores of any size."""
+    """Compute (m, S, q, r) exp(-shift) of head h for one block, with scores of any size."""
     align_stack()
     weighted_shifted_sums(
         x, n, score, h, own, own_at, z, z_low, noisy, pair, ito, diagonal, causal, start, stop, acc,
@@ -356,7 +357,7 @@ def block_sums(
     x, n, weight, score, h, own, own_at, z, z_low, noisy, pair, ito, diagonal, causal, start, stop,
     acc, shift, square,
 ):  # fmt: skip
-    """(m, S, q, r) exp(-shift) of head h for one block of tokens, d = 2 or 3; says if it shifted.
+    """Compute (m, S, q, r) exp(-shift) of head h for one block, d = 2 or 3; return if it shifted.
 
     `square` receives |D^T x_i|^2.
     """
@@ -387,12 +388,12 @@ def block_sums(
 
 @njit(error_model="numpy")
 def padded(x, unit):
-    """Tokens (n, d) with zero rows up to a multiple of `unit`, and weights 1 or 0."""
+    """Return tokens (n, d) with zero rows up to a multiple of `unit`, and weights 1 or 0."""
     n, d = x.shape
     rows = (n + unit - 1) // unit * unit
     tokens = np.zeros((rows, d), x.dtype)
     weight = np.zeros(rows, x.dtype)
-    for i in range(n):  # assigning to slices brings code for messages: seconds of compilation
+    for i in range(n):  # assigning to slices adds code for messages: seconds of compilation
         weight[i] = 1.0
         for k in range(d):
             tokens[i, k] = x[i, k]
@@ -401,7 +402,7 @@ def padded(x, unit):
 
 @internal
 def by_lane(x, n, start, own, own_at):
-    """Coordinates of the tokens of the block at `start`, one vector per coordinate."""
+    """Load the coordinates of the tokens of the block at `start`, one vector per coordinate."""
     width = lanes(own)
     for lane in range(width):
         for k in range(x.shape[1]):
@@ -410,7 +411,7 @@ def by_lane(x, n, start, own, own_at):
 
 @internal
 def causal_mask(diagonal):
-    """1 where the token j of a block comes no later than the token of the lane, else 0."""
+    """Write 1 where the token j of a block comes no later than the token of the lane, else 0."""
     width = lanes(diagonal)
     for j in range(width):
         for lane in range(width):
@@ -419,7 +420,7 @@ def causal_mask(diagonal):
 
 @internal(forceinline=True)
 def pair_rows(x, n, d, own, own_at, first, last, pair, pair_at):
-    """1 + <x_i, x_j>^2 of one block with the tokens first <= j < last, 0 for padding.
+    """Write 1 + <x_i, x_j>^2 of one block with the tokens first <= j < last, 0 for padding.
 
     With d a constant of the caller the loop over coordinates unrolls.
     """
@@ -448,6 +449,6 @@ def pair_rows(x, n, d, own, own_at, first, last, pair, pair_at):
 
 @internal
 def pair_table(x, n, own, own_at, first, last, pair, pair_at):
-    """The same for any d."""
+    """Compute `pair_rows` for any d."""
     align_stack()
     pair_rows(x, n, x.shape[1], own, own_at, first, last, pair, pair_at)

@@ -44,14 +44,14 @@ from wflow.kernels.pairs.sweep import (
     weighted_shifted_sums,
 )
 
-# Largest weights whose products with exp(+-bound) stay in the range of the type: beyond these the
-# sums are shifted.
+# Range of weights whose products with exp(+-bound) stay in the range of the type; for weights
+# outside it the sums are shifted.
 _WEIGHT_RANGE = {8: (1e-200, 1e200), 4: (1e-20, 1e20)}
 
 
 @internal
 def workspace(d, like):
-    """Vectors for one worker: own, z, (z, z_low) of shifted sums, acc, squares, shift, masks."""
+    """Allocate the vectors of one worker: own, z, (z, z_low), acc, squares, shift, masks."""
     width = lanes(like)
     diagonal = vectors(width, like)
     causal_mask(diagonal)
@@ -64,7 +64,7 @@ def workspace(d, like):
 
 @internal
 def _weight_mask(weight, start, begin, stop, mask):
-    """w_j [j <= i] for the tokens start <= j < stop and the token i of each lane from `begin`."""
+    """Write w_j [j <= i] for the tokens start <= j < stop and token i of each lane from `begin`."""
     width = lanes(mask)
     for j in range(start, stop):
         for lane in range(width):
@@ -76,7 +76,7 @@ _ONE, _TWO = map(constant, (1, 2))
 
 @internal
 def _loop(dim, blocks, weighted, with_vectors, y, w, z, at, first, last, acc, acc_at):
-    """`sweep` without q for one or two blocks of targets; the first four are `constant`s."""
+    """Call `sweep` without q for one or two blocks of targets; the first four are `constant`s."""
     sweep(dim, blocks, False, 0, weighted, with_vectors, y, w, z, 0, z, at, z, z, 0, 0, z, 0,
           first, last, acc, acc_at)  # fmt: skip
 
@@ -86,7 +86,7 @@ def _blocks_of_targets(
     dim, weighted, with_vectors, x, y, n, unit, weight, bound, score, causal, divisor, start,
     blocks, head, last_head, space, shift, m, S,
 ):  # fmt: skip
-    """The heads head <= h < last_head for `blocks` blocks of targets of one path.
+    """Process the heads head <= h < last_head for `blocks` blocks of targets of one path.
 
     dim, weighted, with_vectors : `constant`s, the latter two 0 or 1
     """
@@ -137,7 +137,7 @@ def _blocks_of_targets(
                             last, sums, 0)  # fmt: skip
             for lane in range(min(width, targets - begin)):
                 i = begin + lane
-                # No source of this target has a weight: nothing was shifted.
+                # No source of this target has a weight, so nothing was shifted.
                 shift[h, i] = one_shift[lane] if one_shift[lane] > -1e29 else 0.0
                 m[h, i] = sums[lane] / divisor
                 if value_of(with_vectors) == 1:
@@ -155,7 +155,7 @@ def _sums(
     heads = score.shape[1]
     width = lanes(x)
     blocks = (targets + width - 1) // width
-    # As in `fused`: tasks of all sizes go to all workers.
+    # As in `fused`, all workers receive tasks of all sizes.
     odd = blocks % 2
     units = (blocks + 1) // 2
     for worker in prange(workers):
@@ -176,7 +176,7 @@ def _sums(
 
 @functools.cache
 def _address(d: int, weighted: bool, with_vectors: bool, dtype: np.dtype) -> int:
-    """Of the task for one d, with weights or without, with S or without."""
+    """Return the address of the task for one d, with or without weights, with or without S."""
     flat, matrix, cube, _ = arrays(dtype)
     size, bounds = types.intp, arrays(np.float64)[0]
     given = *map(constant_type, (d, weighted, with_vectors)), matrix, matrix, size, flat, matrix
@@ -185,7 +185,7 @@ def _address(d: int, weighted: bool, with_vectors: bool, dtype: np.dtype) -> int
 
 
 def largest_squares(cloud: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Largest |y|^2 of each path of a cloud (paths, n, d); 1 for tokens in the unit ball."""
+    """Return the largest |y|^2 per path of a cloud (paths, n, d); 1 for tokens in the unit ball."""
     squares = np.einsum("pja,pja->pj", cloud, cloud, dtype=np.float64).max(axis=1, initial=0.0)
     squares[squares < 1 + 1e-5] = 1.0  # rounding
     return squares
@@ -194,7 +194,7 @@ def largest_squares(cloud: NDArray[np.floating]) -> NDArray[np.float64]:
 def direct_bounds(
     sources: NDArray[np.floating], weights: NDArray[np.floating] | None
 ) -> NDArray[np.float64]:
-    """Largest |D^T x|^2 for which the sums need no shift, (paths, 1) or (paths, heads).
+    """Return the largest |D^T x|^2 for which sums need no shift, (paths, 1) or (paths, heads).
 
     The score of a pair is at most |D^T x| |y|; -1 where the weights are too large or too small.
     """
@@ -216,7 +216,7 @@ def pair_head_sums(
     causal: bool,
     vectors: bool,
 ) -> tuple[NDArray[np.floating], NDArray[np.floating], NDArray[np.floating]]:
-    """(shift, m, S) of every head at every target, as `kernels.evaluate.head_sums`.
+    """Compute (shift, m, S) of every head at every target, as `kernels.evaluate.head_sums`.
 
     Parameters
     ----------

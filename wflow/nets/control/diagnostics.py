@@ -1,4 +1,4 @@
-"""How far the weights of a network are from the maximum principle."""
+"""Distance of the weights of a network from the maximum principle."""
 
 import math
 from functools import partial
@@ -93,7 +93,7 @@ def optimality(
     iterations: int = 50,
     tolerance: float = 1e-3,
 ) -> Optimality:
-    r"""Hamiltonian along a network, and by how much its layers fail to maximise it [1]_.
+    r"""Measure by how much the layers of a network fail to maximise the Hamiltonian [1]_.
 
     The network stays as it is.
 

@@ -39,7 +39,7 @@ class Part(Protocol):
     """A summand of the Hamiltonian of a group."""
 
     def terms(self) -> "list[Term]":
-        """Values at the weights now, with their graphs."""
+        """Return values at the present weights, with their graphs."""
         ...
 
 
@@ -89,7 +89,7 @@ class LayerPart:
     calls: int = 0
 
     def terms(self) -> list[Term]:
-        """As for `Part`."""
+        """Return the terms as `Part` does."""
         self.calls += 1
         found = []
         for x, vector, weight, t, random in self.stages:
@@ -106,7 +106,7 @@ class LayerPart:
 
 @dataclass
 class EndsPart:
-    """What stands before the layers, and after them with the loss.
+    """The parts before the layers, and after them with the loss.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class EndsPart:
     random: tuple[Tensor, ...]
 
     def terms(self) -> list[Term]:
-        """As for `Part`."""
+        """Return the terms as `Part` does."""
         record, seen = self.record, []
         end = record.states[-1].detach().requires_grad_()
         generators = Generators(end.device)
@@ -183,7 +183,7 @@ class Group:
         return all(isinstance(part, LayerPart) for part in self.parts)
 
     def value(self, rho: float = 0.0, *, note: bool = False) -> Tensor:
-        """The (augmented) Hamiltonian; with `note` its iterate is where the weights are now."""
+        """Return the (augmented) Hamiltonian; `note` sets its iterate to the present weights."""
         total: Tensor | None = None
         terms = [term for part in self.parts for term in part.terms()]
         if note:
@@ -211,7 +211,7 @@ class Group:
 
 
 class Maximised(NamedTuple):
-    """What a maximisation reached.
+    """Result of a maximisation.
 
     Attributes
     ----------
@@ -238,7 +238,7 @@ class Maximised(NamedTuple):
 
 
 class _Enough(Exception):
-    """Values are not finite any more."""
+    """Exception: values are not finite any more."""
 
 
 def maximise(group: Group, rho: float, iterations: int, tolerance: float) -> Maximised:
@@ -337,7 +337,7 @@ def _put(controls: Iterable[Tensor], values: Iterable[Tensor]) -> None:
 
 
 def _unbounded(group: Group) -> str:
-    """Name of a weight along whose gradient the Hamiltonian grows for ever, at a steady rate."""
+    """Return the name of a weight along whose gradient the Hamiltonian grows without bound."""
     with torch.enable_grad():
         found = torch.autograd.grad(group.value(), group.controls, allow_unused=True)
     for name, p, grad in zip(group.names, group.controls, found, strict=True):
@@ -365,7 +365,7 @@ def _unbounded(group: Group) -> str:
 
 
 def layer_parts(record: Record, step: int) -> LayerPart:
-    """The stages of one step, as a sweep saw them."""
+    """Return the stages of one step, as a sweep recorded them."""
     plan = record.plan
     stages = []
     for i, (x, mu) in enumerate(zip(record.points[step], record.weights[step], strict=True)):
@@ -379,7 +379,7 @@ def layer_parts(record: Record, step: int) -> LayerPart:
 
 
 def groups_of(network: nn.Module, record: Record, ends: EndsPart | None = None) -> list[Group]:
-    """Weights in groups that can be maximised independently, the ends last, where they count."""
+    """Divide the weights into groups that can be maximised independently; the ends come last."""
     names = {id(p): name for name, p in network.named_parameters()}
     steps = record.plan.steps
     inside = {id(each) for step in steps for part in step.modules for each in part.modules()}
@@ -409,7 +409,7 @@ def groups_of(network: nn.Module, record: Record, ends: EndsPart | None = None) 
 
 
 def of_layer(network: nn.Module, record: Record, number: int) -> Group:
-    """The weights of one layer by itself, whoever else has them."""
+    """Return the weights of one layer by itself, even if other layers share them."""
     names = {id(p): name for name, p in network.named_parameters()}
     control = record.plan.steps[number].control
     labels = tuple(names.get(id(p), "?") for p in control)
@@ -417,7 +417,7 @@ def of_layer(network: nn.Module, record: Record, number: int) -> Group:
 
 
 def alone(group: Group) -> Group:
-    """A copy of a group of layers, whose weights nobody else uses."""
+    """Return a copy of a group of layers, whose weights nothing else uses."""
     return copy.deepcopy(Group(group.names, group.controls, group.parts))
 
 

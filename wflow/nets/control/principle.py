@@ -27,7 +27,7 @@ Terminal = Callable[[Tensor], Tensor]
 
 
 class Extremal(NamedTuple):
-    """States and costates of a network, and what follows from them.
+    """States and costates of a network, and quantities derived from them.
 
     Parameters
     ----------
@@ -280,9 +280,9 @@ def gradients(
 
     Notes
     -----
-    Kept are the states, at all stages of a scheme, and the internals of one layer at a time:
-    neither the other layers' nor their graphs. The layers are computed once more for it, so that
-    those with a state of their own, such as batch normalisation, take it on twice. The formulas
+    The states at all stages of a scheme are kept, and the internals of one layer at a time. The
+    layers are computed again for it, so that layers with a state, such as batch normalisation,
+    update it twice. The formulas
     are those of `extremal`.
 
     Examples
@@ -306,7 +306,7 @@ def gradients(
 
 
 def objective_of(network: nn.Module, x: Tensor, loss: Terminal, weight: float) -> Tensor:
-    """J = loss(output) + weight * cost."""
+    """Return J = loss(output) + weight * cost."""
     function(loss, "loss")
     weight = number(weight, "weight", 0)
     if torch.is_inference_mode_enabled():
@@ -343,7 +343,7 @@ def objective_of(network: nn.Module, x: Tensor, loss: Terminal, weight: float) -
 def recorded(
     network: nn.Module, objective: Callable[[], Tensor]
 ) -> tuple[Record, float, dict[str, Tensor]]:
-    """What a sweep saw, the objective, and the gradients, for a network with one body."""
+    """Return record of a sweep, objective and gradients, for a network with one body."""
     record, named = Record(), _trainable(network)
     with torch.enable_grad():
         with swept(network, 1, record):
@@ -358,7 +358,7 @@ def recorded(
 def examined(
     network: nn.Module, objective: Callable[[], Tensor]
 ) -> tuple[Record, float, dict[str, Tensor]]:
-    """What `recorded` returns, checked to be finite."""
+    """Return the results of `recorded`, checked to be finite."""
     record, total, gradients = recorded(network, objective)
     _check_finite("states are", record.states)
     return record, total, _finite(gradients, total)
@@ -374,7 +374,7 @@ def _filled(named: dict[str, nn.Parameter], found: tuple[Tensor | None, ...]) ->
 
 
 def _finite(gradients: dict[str, Tensor], objective: float) -> dict[str, Tensor]:
-    """Gradients, checked like the objective to be finite."""
+    """Return gradients, checked like the objective to be finite."""
     lost = [name for name, gradient in gradients.items() if _lost(gradient)]
     if lost or not math.isfinite(objective):
         what = f"the gradient of {lost[0]}" if lost else f"the objective, {objective},"
@@ -404,7 +404,7 @@ def _check_finite(what: str, along: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def hamiltonian_along(record: Record) -> Tensor:
-    """H(x_l, p_l, u_l) at all states; at the end with the control of the last step."""
+    """Return H(x_l, p_l, u_l) at all states; at the end with the control of the last step."""
     plan, count = record.plan, len(record.lengths)
     generators = Generators(record.start.device)
     values: list[Any] = []

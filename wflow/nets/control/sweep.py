@@ -37,7 +37,7 @@ Keep = int | Literal["sqrt"]
 
 
 class NonFiniteCostateError(NonFiniteLossError):
-    """A state or a costate was infinite or NaN: the sweep stopped at this layer.
+    """Error: a state or a costate was infinite or NaN, and the sweep stopped at this layer.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class NonFiniteCostateError(NonFiniteLossError):
 
 
 def plan_of(body: nn.Module, x: Tensor, valid: Tensor | None, context: dict[str, Any]) -> Plan:
-    """The steps of a body for given states.
+    """Return the steps of a body for given states.
 
     A discrete stack is Euler's scheme with steps of length 1 and f(x) = block(x) - x.
     """
@@ -122,7 +122,7 @@ def _autonomous(
 
 
 def _squared(size: Any, x: Tensor, f: Tensor) -> Tensor:
-    """Half the squared norm of a velocity, as the transport cost counts it."""
+    """Return half the squared norm of a velocity, as the transport cost counts it."""
     half: Tensor = size.squared(f) * (size.scale / 2)
     return half
 
@@ -131,14 +131,14 @@ _BODIES = (Stack, Dynamics, ContinuousTransformer, NodeTransformer)
 
 
 def bodies_of(network: nn.Module) -> list[nn.Module]:
-    """The bodies of a network whose gradients costates can give, the outermost ones."""
+    """Return the bodies of a network whose gradients costates can give, the outermost ones."""
     if isinstance(network, _BODIES):
         return [network]
     return [body for part in network.children() for body in bodies_of(part)]
 
 
 def body_of(network: nn.Module) -> nn.Module:
-    """The only body of a network.
+    """Return the only body of a network.
 
     Raises
     ------
@@ -161,7 +161,7 @@ def body_of(network: nn.Module) -> nn.Module:
 
 
 class Generators:
-    """The states of the random numbers that a device uses.
+    """States of the random generators of a device.
 
     Parameters
     ----------
@@ -173,21 +173,21 @@ class Generators:
         self.device = device if device.type == "cuda" else None
 
     def state(self) -> tuple[Tensor, ...]:
-        """The states now."""
+        """Return the states now."""
         own = torch.get_rng_state()
         if self.device is None:
             return (own,)
         return own, torch.cuda.get_rng_state(self.device)
 
     def restore(self, state: tuple[Tensor, ...]) -> None:
-        """Put the states back."""
+        """Restore the states."""
         torch.set_rng_state(state[0].cpu())  # states have moved with what a worker was given
         if self.device is not None:
             torch.cuda.set_rng_state(state[1].cpu(), self.device)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Put the states back at the end."""
+        """Restore the states at the end."""
         before = self.state()
         try:
             yield
@@ -196,7 +196,7 @@ class Generators:
 
 
 def same_states(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
-    """Whether two states are the same."""
+    """Return whether two states are the same."""
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -206,7 +206,7 @@ def same_states(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
 
 @dataclass
 class Record:
-    """What a sweep saw, where it is asked for.
+    """Record of a sweep, where it is asked for.
 
     Attributes
     ----------
@@ -275,7 +275,7 @@ class _Forward:
     def advance(
         self, step: int, x: Tensor, *, again: bool = False
     ) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
-        """Take a step: the next state, its cost, and the points of the stages."""
+        """Compute a step: the next state, its cost, and the points of the stages."""
         called = self.plan.evaluated(step)
         points: list[Tensor | None] = [None] * self.plan.tableau.stages
 
@@ -304,7 +304,7 @@ class _Forward:
         return x, cost, points
 
     def repeat(self, step: int, stage: int) -> None:
-        """Put the random numbers back to where they were before an evaluation."""
+        """Restore the random numbers to their state before an evaluation."""
         state = self.drawn.get((step, stage))
         if state is not None:
             self.generators.restore(state)
@@ -387,7 +387,7 @@ class _Sweep(torch.autograd.Function):
 
 
 def _points(ahead: _Forward, first: int, last: int, x: Tensor) -> list[list[Tensor | None]]:
-    """Points of the stages of steps first .. last, from the state before them."""
+    """Return the points of the stages of steps first .. last, from the state before them."""
     found = []
     for step in range(first, last):
         x, _, points = ahead.advance(step, x, again=True)
@@ -414,7 +414,7 @@ class _Backward:
         self.looked = False  # whether weights that no layer has were looked for
 
     def step(self, step: int, points: list[Tensor | None], a: Tensor) -> Tensor:
-        """From dJ/dx_{l+1} to dJ/dx_l."""
+        """Map dJ/dx_{l+1} to dJ/dx_l."""
         tableau, h = self.plan.tableau, self.ahead.lengths[step]
         if self.plan.direct(step):
             weights: list[Tensor | None] = [a]
@@ -440,7 +440,7 @@ class _Backward:
         return self.noted(points, weights, a)
 
     def noted(self, points: list[Tensor | None], weights: list[Tensor | None], a: Tensor) -> Tensor:
-        """dJ/dx_l, noted with the points and weights of the step after it."""
+        """Return dJ/dx_l, after recording it with the points and weights of the step after it."""
         if self.record is not None:
             self.record.points.append(points)
             self.record.weights.append(weights)
@@ -448,7 +448,7 @@ class _Backward:
         return a
 
     def product(self, step: int, stage: int, x: Any, mu: Tensor, h: float) -> Tensor | None:
-        """Gradient in x of h <mu, f(x, u)> + h b gamma L(x, u); those in u, h and t are added."""
+        """Return the gradient in x of h <mu, f(x, u)> + h b gamma L(x, u); add those in u, h, t."""
         now, tableau = self.plan.steps[step], self.plan.tableau
         weight, node = tableau.weights[stage], tableau.nodes[stage]
         t: Any = self.ahead.starts[step] + node * h if self.plan.timed else None
@@ -509,13 +509,13 @@ class _Backward:
             self.by_controls[place], self.own[place] = total + grad, True
 
     def costate(self, a: Tensor) -> None:
-        """Note a costate."""
+        """Record a costate."""
         self.sizes.append(torch.linalg.vector_norm(a.detach()))
         if self.record is not None:
             self.record.cotangents.append(a.detach())
 
     def by_lengths(self) -> Tensor | None:
-        """dJ/dh of all steps: those after it begin later."""
+        """Return dJ/dh of all steps, which includes the later start of the steps after each."""
         if not self.learned:
             return None
         later = torch.stack(self.of_times).flip(0).cumsum(0).flip(0)  # from this step on
@@ -565,7 +565,7 @@ def _swept(
     valid: Tensor | None = None,
     **context: Any,
 ) -> Flow | Tensor:
-    """The forward pass of a body, as one operation of the graph."""
+    """Compute the forward pass of a body, as one operation of the graph."""
     tensor(x, "states", "real")
     if not torch.is_grad_enabled():
         return type(body).forward(body, x, valid=valid, **context)  # type: ignore[no-any-return]
@@ -594,7 +594,7 @@ def check_keep(keep: Any) -> Keep:
 
 @contextmanager
 def replaced(body: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Another forward pass of a body for a while."""
+    """Replace the forward pass of a body in the block."""
     before = vars(body).get("forward")
     vars(body)["forward"] = forward
     try:
@@ -607,7 +607,7 @@ def replaced(body: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def swept(network: nn.Module, keep: Keep = 1, record: Record | None = None) -> Iterator[None]:
-    """Sweeps of costates in place of back-propagation through the bodies of a network.
+    """Replace back-propagation through the bodies of a network by sweeps of costates.
 
     Parameters
     ----------

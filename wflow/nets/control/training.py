@@ -55,7 +55,7 @@ class CostateObjective:
 
 
 def by_costates(objective: Objective, keep: Keep = 1) -> Objective:
-    """Make an objective whose gradients come from sweeps of costates.
+    """Return an objective whose gradients come from sweeps of costates.
 
     Parameters
     ----------
@@ -102,9 +102,9 @@ class MSA(Method):
     r"""Method of successive approximations: each layer maximises its Hamiltonian [1]_.
 
     It is an `optimizer` of `wflow.nets.train.TrainConfig`. A step computes states and costates of
-    the batch, and lets each layer maximise its augmented Hamiltonian with these held fast, by a few
-    L-BFGS steps; layers that share weights maximise the sum, and opening and classifier are layers
-    of their own. The learning rate is not used.
+    the batch, and lets each layer maximise its augmented Hamiltonian with these fixed, by a few
+    L-BFGS steps; layers that share weights maximise the sum, and opening and classifier are
+    separate layers. The learning rate is not used.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ class MSA(Method):
     def learner(
         self, model: nn.Module, objective: Objective, config: TrainConfig, processes: Processes
     ) -> "MaximumPrinciple":
-        """Make what takes the steps.
+        """Return the learner, which computes the steps.
 
         Parameters
         ----------
@@ -298,7 +298,7 @@ class MaximumPrinciple(Learner):
         self.risen = False  # whether a plain step raised the loss
 
     def step(self, number: int, batch: tuple[Tensor, ...], *, local: bool = False) -> Tensor:
-        """As for `Learner`."""
+        """Compute a step as `Learner` does."""
         method, processes = self.method, self.processes
         redraw(self.config.seed, TRAINING, number, processes.rank)
         (piece,) = processes.parts(batch, 1, local=local)
@@ -401,15 +401,15 @@ class MaximumPrinciple(Learner):
             )
 
     def state(self) -> dict[str, Any]:
-        """As for `Learner`."""
+        """Return the state as `Learner` does."""
         return {"rho": self.rho, "unconverged": dict(self.unconverged)}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """As for `Learner`."""
+        """Restore the state as `Learner` does."""
         self.rho, self.unconverged = saved["rho"], Counter(saved["unconverged"])
 
     def notes(self) -> dict[str, str]:
-        """As for `Learner`."""
+        """Return attributes as `Learner` does."""
         return {"unconverged": json.dumps(self.unconverged)}
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ LOST = 0.01  # largest share of a data set that may be missing or broken
 def found(
     what: str, names: Sequence[str], folder: str | os.PathLike[str] | None, advice: str
 ) -> list[Path]:
-    """Those of these archives and folders that are there: in `folder`, or in the known places.
+    """Return the archives and folders that exist: in `folder`, or in the known places.
 
     Raises
     ------
@@ -57,7 +57,7 @@ class ArchiveFile(NamedTuple):
 
 @contextmanager
 def files_of(source: Path, *, inner: str | None = None) -> Iterator[list[ArchiveFile]]:
-    """The files of a zip archive, in its order, or those below a folder, in that of their names.
+    """Yield the files of a zip archive, in its order, or those below a folder, sorted by name.
 
     What macOS adds and hidden files are left out.
 

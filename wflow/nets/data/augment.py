@@ -248,7 +248,7 @@ class RandomPoses:
 
 
 def _range(ends: object, name: str, expected: str, most: float = math.inf) -> tuple[float, ...]:
-    """Two numbers above 0 in their order."""
+    """Check two numbers above 0 in increasing order."""
     given = tuple(number(value, name) for value in listed(ends, name))
     if len(given) != 2 or not 0 < given[0] <= given[1] <= most:
         bound = f" and at most {most:g}" if most < math.inf else ""

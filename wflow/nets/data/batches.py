@@ -21,7 +21,7 @@ from wflow.nets.data.token_files import TokenFile
 
 @unique
 class Purpose(IntEnum):
-    """What random numbers are for: equal seeds give independent numbers for different purposes.
+    """Purpose of random numbers: equal seeds give independent numbers for different purposes.
 
     The numbers are part of every draw: a new purpose gets a new one, and none is changed.
     """
@@ -48,12 +48,12 @@ class Purpose(IntEnum):
 
 
 def bits(seed: int, purpose: Purpose, place: int = 0) -> np.random.Philox:
-    """Random bits keyed by (seed, purpose, place): Philox, the same with every NumPy."""
+    """Return random bits keyed by (seed, purpose, place): Philox, the same with every NumPy."""
     return np.random.Philox(np.random.SeedSequence([whole(seed, "seed", 0), int(purpose), place]))
 
 
 def permutation(n: int, seed: int, purpose: Purpose, place: int = 0) -> NDArray[np.int64]:
-    """A random order of 0 .. n - 1, keyed by (seed, purpose, place).
+    """Return a random order of 0 .. n - 1, keyed by (seed, purpose, place).
 
     It sorts random bits: unlike NumPy's own shuffling these are the same with every version.
     """
@@ -157,7 +157,7 @@ class EpochBatches(Generic[Batch]):
         return kept[1][place]
 
     def __call__(self, step: int) -> Batch:
-        """Make the batch of a step.
+        """Return the batch of a step.
 
         Parameters
         ----------
@@ -194,16 +194,16 @@ class EpochBatches(Generic[Batch]):
         return (self._take(rows, None) for rows in self._every().split(size))
 
     def _epoch(self, epoch: int) -> NDArray[np.int64]:
-        """Numbers of the rows of an epoch: (per_epoch, batch)."""
+        """Return the numbers of the rows of an epoch: (per_epoch, batch)."""
         order = permutation(self._count, self.seed, Purpose.ORDER, epoch)
         return order[: self.per_epoch * self.batch].reshape(-1, self.batch)
 
     def _every(self) -> Tensor:
-        """Numbers of all rows in the order of the evaluation."""
+        """Return the numbers of all rows in the order of the evaluation."""
         return torch.arange(self._count)
 
     def _take(self, rows: Tensor, step: int | None) -> Batch:
-        """Tensors of rows; step None is the evaluation."""
+        """Return tensors of rows; step None is the evaluation."""
         raise NotImplementedError
 
 
@@ -392,7 +392,7 @@ class CloudBatches(EpochBatches[tuple[Tensor, ...]]):
         return points, torch.arange(self.points) < counts[:, None], labels
 
     def _places(self, rows: Tensor, counts: Tensor, step: int | None) -> Tensor:
-        """Places of the points that are taken of clouds: (rows, points), ascending."""
+        """Return the places of the points that are taken of clouds: (rows, points), ascending."""
         most = self.clouds.shape[1]
         if self.fixed_subset:
             keys = np.tile(self._keys(Purpose.SUBSET, 0, most), (len(rows), 1))
@@ -407,7 +407,7 @@ class CloudBatches(EpochBatches[tuple[Tensor, ...]]):
         return torch.from_numpy(np.sort(kept, axis=1))
 
     def _keys(self, purpose: Purpose, place: int, count: int) -> NDArray[np.uint64]:
-        """Random numbers below the largest one, which absent points have."""
+        """Return random numbers below the largest one, which absent points have."""
         return bits(self.seed, purpose, place).random_raw(count) >> np.uint64(1)
 
 
@@ -518,7 +518,7 @@ class TextBatches(EpochBatches[tuple[Tensor, Tensor]]):
 
 
 def _row(tokens: Tensor, number: int, pad: int) -> Tensor:
-    """Token ids of one text, checked."""
+    """Check the token ids of one text."""
     tensor(tokens, f"text {number}", "whole")
     if tokens.ndim != 1 or not len(tokens):
         raise InputError(
@@ -581,7 +581,7 @@ class CropBatches:
         self.batch, self.seed = whole(batch, "batch", 1), whole(seed, "seed", 0)
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of a step: crops that begin at places drawn from (seed, step).
+        """Return inputs and targets of a step: crops at places drawn from (seed, step).
 
         Parameters
         ----------
@@ -603,7 +603,7 @@ class CropBatches:
         return crops[:, :-1], crops[:, 1:]
 
     def _begin(self, step: int) -> Tensor:
-        """Where the crops of a step begin: (batch,)."""
+        """Return where the crops of a step begin: (batch,)."""
         places = len(self.tokens) - self.context  # where a crop and one more token still fit
         raw = bits(self.seed, Purpose.CROPS, step).random_raw(self.batch)
         return torch.from_numpy((raw % np.uint64(places)).astype(np.int64))

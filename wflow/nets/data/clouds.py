@@ -153,7 +153,7 @@ def mnist_clouds(*, folder: Folder = None, digits: int | None = None) -> PointCl
 
 
 def pixel_sets(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Points (n, most, 3) and counts (n,) of the pixels of images (n, H, W), uint8, that are > 0.
+    """Return points (n, most, 3) and counts (n,) of the pixels of images (n, H, W) that are > 0.
 
     Raises
     ------
@@ -174,6 +174,6 @@ def pixel_sets(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_arrays(arrays: Sequence[NDArray[Any]], names: tuple[str, ...], source: str) -> PointClouds:
-    """Clouds of the six arrays of `PointClouds`, in their order."""
+    """Return the clouds of the six arrays of `PointClouds`, in their order."""
     a, b, c, d, e, f = (torch.from_numpy(array) for array in arrays)
     return PointClouds(a, b, c, d, e, f, names, source)

@@ -60,7 +60,7 @@ _MNIST = (
 
 
 def _mnist_file(name: str, sha256: str) -> DataFile:
-    """A file by its published name, by torchvision's, and with the dot that some mirrors have."""
+    """Return a file by its published name, by torchvision's, and with the dot of some mirrors."""
     dotted = name.replace("-idx", ".idx")
     others = (f"MNIST/raw/{name}", f"raw/{name}", f"mnist/{dotted}", dotted)
     return DataFile(f"mnist/{name}", sha256, tuple(f"{m}{name}.gz" for m in _MNIST), others)
@@ -181,7 +181,7 @@ class Text:
         return self.tokenizer.vocabulary
 
     def encode(self, text: str) -> Tensor:
-        """Token numbers of a text.
+        """Return the token numbers of a text.
 
         Parameters
         ----------
@@ -196,7 +196,7 @@ class Text:
         return self.tokenizer.encode(text)
 
     def decode(self, tokens: Tensor) -> str:
-        """The text that token numbers stand for.
+        """Return the text of token numbers.
 
         Parameters
         ----------
@@ -211,7 +211,7 @@ class Text:
         return self.tokenizer.decode(tokens)
 
     def compact(self) -> "Text":
-        """Make the vocabulary that of the tokens which occur in the two parts.
+        """Return the text with the vocabulary of the tokens that occur in its two parts.
 
         The tokens get new numbers, in their order. A network with fewer classes is smaller and
         faster; texts with other tokens cannot be encoded then.
@@ -231,7 +231,7 @@ class Text:
 
 
 def mnist(*, folder: Folder = None, digits: int | None = None) -> Images:
-    """Handwritten digits of MNIST [1]_: 28 x 28, 60,000 for training and 10,000 for tests.
+    """Load handwritten digits of MNIST [1]_: 28 x 28, 60,000 for training and 10,000 for tests.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ def mnist(*, folder: Folder = None, digits: int | None = None) -> Images:
 
 
 def mnist_order(labels: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Order in which `mnist` takes a part of the training digits.
+    """Return the order in which `mnist` takes a part of the training digits.
 
     The first 10,000 digits of the file, sorted by label, are shuffled; the others follow in the
     order of the file. The shuffle is that of ``numpy.random.default_rng(0).permutation(10_000)``,
@@ -364,7 +364,7 @@ def read_idx(path: str | os.PathLike[str], *, dims: int | None = None) -> NDArra
 
 
 def parse_idx(data: bytes, name: str) -> NDArray[Any]:
-    """Make an array of the uncompressed bytes of an IDX file, which messages call `name`."""
+    """Convert the uncompressed bytes of an IDX file to an array; messages call it `name`."""
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in TYPES or not data[3]:
         raise InputError(
             f"{name}: begins with the bytes {data[:4].hex(' ') or 'of an empty file'}; expected an "
@@ -384,7 +384,7 @@ def parse_idx(data: bytes, name: str) -> NDArray[Any]:
 
 
 def digits() -> Images:
-    """Handwritten digits of 8 x 8 that ship with scikit-learn: 1,437 for training, 360 for tests.
+    """Load the 8 x 8 digits that ship with scikit-learn: 1,437 for training, 360 for tests.
 
     Grey values 0 to 16 become 0 to 255. The split is drawn at random once and for all: every fifth
     image of each digit is held back.
@@ -436,7 +436,7 @@ def _images(*arrays: NDArray[Any], source: str, mean: float, std: float) -> Imag
 def shakespeare(
     *, tokens: Literal["characters", "gpt2"] = "characters", folder: Folder = None
 ) -> Text:
-    """Tiny Shakespeare: 1,115,394 characters of Shakespeare's plays, 65 different ones.
+    """Load tiny Shakespeare: 1,115,394 characters of Shakespeare's plays, 65 different ones.
 
     Parameters
     ----------
@@ -477,13 +477,13 @@ def shakespeare(
 
 
 def gpt2_pairs(folder: Folder = None) -> tuple[bytes, bytes]:
-    """Contents of encoder.json and vocab.bpe of GPT-2; `folder` as for `shakespeare`."""
+    """Return contents of encoder.json and vocab.bpe of GPT-2; `folder` as for `shakespeare`."""
     encoder, merges = obtain("the GPT-2 vocabulary", _GPT2, folder)
     return encoder, merges
 
 
 def embedded_text() -> Text:
-    """32 sonnets of Shakespeare, 19,571 characters, which ship with the package.
+    """Return 32 sonnets of Shakespeare, 19,571 characters, which ship with the package.
 
     They let every study of text run without a download. The sonnets (1609, modern spelling) are in
     the public domain; the characters are a subset of the 65 of tiny Shakespeare, numbered

@@ -25,7 +25,7 @@ def _polar(radius: FloatArray, angle: FloatArray) -> FloatArray:
 
 
 def _one_of(u: FloatArray, count: int) -> FloatArray:
-    """Numbers 0 .. count - 1 with equal probabilities."""
+    """Return random numbers 0 .. count - 1 with equal probabilities, from uniform u."""
     return np.floor(count * u)
 
 
@@ -199,7 +199,7 @@ class PlanarBatches:
         self.seed = whole(seed, "seed", 0)
 
     def __call__(self, step: int) -> tuple[Tensor]:
-        """Points of a step, drawn from (seed, step).
+        """Return points of a step, drawn from (seed, step).
 
         Parameters
         ----------

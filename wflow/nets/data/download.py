@@ -107,7 +107,7 @@ def locate(
 
 
 def places(folder: str | os.PathLike[str] | None) -> list[Path]:
-    """Folders that may hold data, in the order of the search: `folder` alone where it is given."""
+    """Return folders that may hold data, in the order of the search: only `folder` if given."""
     if folder is not None:
         place = path_of(folder, "folder")
         if not os.path.isdir(place):
@@ -124,7 +124,7 @@ def places(folder: str | os.PathLike[str] | None) -> list[Path]:
 
 
 def cache_folder() -> Path | None:
-    """Where downloads are kept: the user's cache folder of this system; None without pooch."""
+    """Return the user's cache folder of this system for downloads; None without pooch."""
     try:
         return Path(import_module("pooch").os_cache("wflow"))
     except ImportError:
@@ -134,7 +134,7 @@ def cache_folder() -> Path | None:
 def missing(
     what: str, names: str, folder: str | os.PathLike[str] | None, advice: str
 ) -> InputError:
-    """The error of a data set that is nowhere; the advice says where to get it."""
+    """Return the error for a data set that was not found; the advice says where to get it."""
     searched = ", ".join(map(str, places(folder))) or "none is given"
     return InputError(
         f"{what} is in no local folder ({searched}); expected {names}: {advice}, put it into a "
@@ -143,21 +143,21 @@ def missing(
 
 
 def _find(place: Path, file: DataFile) -> Path | None:
-    """The first of the names of a file that is in a folder."""
+    """Return the first of the names of a file that exists in a folder."""
     names = (file.path, file.name, *file.others)
     paths = (place / f"{name}{end}" for name in names for end in ("", ".gz"))
     return next((path for path in paths if path.is_file()), None)
 
 
 def checked(path: Path, sha256: str) -> bytes:
-    """Contents of a file, uncompressed, whose SHA-256 must be the one given."""
+    """Return contents of a file, uncompressed, whose SHA-256 must be the one given."""
     data = unpacked(read_file(path, "a file of a data set"), path)
     check_digest(path, hashlib.sha256(data).hexdigest(), sha256)
     return data
 
 
 def unpacked(data: bytes, name: str | Path) -> bytes:
-    """Contents of a file that may be compressed by gzip; InputError for a broken stream."""
+    """Return contents of a file that may be compressed by gzip; refuse a broken stream."""
     if data[:2] != b"\x1f\x8b":
         return data
     most = int(most_unpacked(len(data)))
@@ -183,7 +183,7 @@ def check_digest(path: Path, digest: str, sha256: str) -> None:
 
 
 def download(file: DataFile, names: str) -> Path:
-    """Download a file into the cache, where it appears once its checksum was found right.
+    """Download a file into the cache, where it appears after its checksum was verified.
 
     Parameters
     ----------

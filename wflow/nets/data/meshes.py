@@ -83,7 +83,7 @@ def read_off(path: str | os.PathLike[str]) -> Mesh:
 
 
 def parse_off(data: bytes, name: str) -> Mesh:
-    """Make a mesh of the bytes of an OFF file, which messages call `name`: see `read_off`."""
+    """Parse the bytes of an OFF file, which messages call `name`, to a mesh: see `read_off`."""
     if data[:3].upper() != b"OFF":
         begin = repr(data[:8].decode("latin1"))
         raise InputError(
@@ -113,7 +113,7 @@ def parse_off(data: bytes, name: str) -> Mesh:
 
 
 def _triangles(lines: Sequence[bytes]) -> IntArray:
-    """Triangles (m, 3) of the lines of faces."""
+    """Return triangles (m, 3) from the lines of faces."""
     words = b" ".join(lines).split()
     if len(words) == 4 * len(lines):
         table = np.array(words, dtype="S").astype(np.int64).reshape(-1, 4)
@@ -193,7 +193,7 @@ def sample_surface(vertices: Any, faces: Any, points: int, *, seed: int = 0) -> 
 
 
 def on_surface(mesh: Mesh, u: FloatArray) -> FloatArray:
-    """Points of a surface for uniform numbers (points, 3)."""
+    """Map uniform numbers (points, 3) to points of a surface."""
     a, b, c = (mesh.vertices[mesh.faces[:, k]] for k in range(3))
     with np.errstate(over="ignore", invalid="ignore"):
         ends = np.cumsum(np.linalg.norm(np.cross(b - a, c - a), axis=1))

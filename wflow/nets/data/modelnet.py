@@ -35,7 +35,7 @@ _DRAWN = 10_000  # points of a mesh, by default
 def modelnet40(
     *, folder: Folder = None, points: int | None = None, seed: int = 0, partial: bool = False
 ) -> PointClouds:
-    """ModelNet40 [1]_: clouds of points on the surfaces of 12,311 models of 40 kinds of objects.
+    """Load ModelNet40 [1]_: clouds on the surfaces of 12,311 models of 40 kinds of objects.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def modelnet40(
 def _halves(
     source: Path, names: Sequence[str]
 ) -> tuple[tuple[str, ...], list[list[tuple[str, int]]]]:
-    """Names of the classes, and (file, label) of the two halves."""
+    """Return names of the classes, and (file, label) of the two halves."""
     halves: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
     for name in names:
         parts = name.split("/")
@@ -169,7 +169,7 @@ class _Drawn(NamedTuple):
 def _cached(
     files: dict[str, ArchiveFile], halves: list[list[tuple[str, int]]], points: int, seed: int
 ) -> _Drawn:
-    """Points from the cache, or drawn."""
+    """Return points from the cache, or draw them."""
     marks = json.dumps([(file.name, *file.mark) for file in files.values()])
     digest = hashlib.sha256(marks.encode()).hexdigest()[:32]
     cache = cache_folder()
@@ -226,7 +226,7 @@ def _drawn(
 
 
 def _of_points(source: Path, points: int | None, partial: bool) -> PointClouds:
-    """Points of the HDF5 files, which text files name."""
+    """Load the points of the HDF5 files that text files name."""
     with files_of(source) as every:
         files = {file.name.rsplit("/", 1)[-1]: file for file in every}
 

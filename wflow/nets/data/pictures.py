@@ -170,7 +170,7 @@ def _loaded(source: Path, pictures: dict[Key, ArchiveFile], pixels: int) -> Imag
 
 
 def _held_back() -> NDArray[np.bool_]:
-    """Which pictures are for tests, cats before dogs: a fifth of each, (2 * _EACH,)."""
+    """Return which pictures are for tests, cats before dogs: a fifth of each, (2 * _EACH,)."""
     held = np.zeros((2, _EACH), bool)
     for label, numbers in enumerate(held_back_numbers()):
         held[label, numbers] = True
@@ -178,14 +178,14 @@ def _held_back() -> NDArray[np.bool_]:
 
 
 def held_back_numbers() -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Numbers of the pictures that are for tests, ascending, of cats and of dogs."""
+    """Return the numbers of the pictures that are for tests, ascending, of cats and of dogs."""
     content = files("wflow.nets.data").joinpath("cats_and_dogs_test.npz").read_bytes()
     with np.load(io.BytesIO(content)) as stored:
         return stored["cats"], stored["dogs"]
 
 
 def _decoded(data: bytes, pixels: int) -> NDArray[np.uint8]:
-    """A picture of any format that Pillow knows: (3, pixels, pixels)."""
+    """Decode a picture of any format that Pillow knows: (3, pixels, pixels)."""
     try:
         image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError:
@@ -198,7 +198,7 @@ def _decoded(data: bytes, pixels: int) -> NDArray[np.uint8]:
 
 
 def _moments(images: NDArray[np.uint8]) -> tuple[float, float]:
-    """Mean and standard deviation of all pixels in [0, 1], to four digits, from their histogram."""
+    """Return mean and standard deviation of all pixels in [0, 1], to four digits."""
     counts = np.zeros(256, np.int64)
     for image in images:  # picture by picture: NumPy counts in int64
         counts += np.bincount(image.ravel(), minlength=256)
@@ -216,7 +216,7 @@ def _moments(images: NDArray[np.uint8]) -> tuple[float, float]:
 def _pictures(
     folder: str | os.PathLike[str] | None,
 ) -> Iterator[tuple[Path, dict[Key, ArchiveFile]]]:
-    """Where the pictures are, and all of them, in the order in which they lie there."""
+    """Yield the place of the pictures and all pictures, in their stored order."""
     advice = "get train.zip of https://www.kaggle.com/c/dogs-vs-cats"
     for path in found("cats and dogs", _CANDIDATES, folder, advice):
         if path.name == _PREPARED:
@@ -231,7 +231,7 @@ def _pictures(
 
 
 def _chosen(path: Path, given: Sequence[ArchiveFile]) -> dict[Key, ArchiveFile]:
-    """Those of the files that are pictures of cats and dogs, in their order."""
+    """Select the files that are pictures of cats and dogs, in their order."""
     chosen = {}
     for file in given:
         if match := _NAME.search(file.name):

@@ -89,7 +89,7 @@ def imdb(
     *, folder: str | os.PathLike[str] | None = None, split: Split = "official", seed: int = 0,
     keep_duplicates: bool = False,
 ) -> Reviews:  # fmt: skip
-    """Film reviews of the Large Movie Review Dataset v1.0 [1]_, negative or positive.
+    """Load film reviews of the Large Movie Review Dataset v1.0 [1]_, negative or positive.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def imdb(
 
 
 def read_reviews(path: Path) -> dict[str, bytes]:
-    """The labelled reviews of an archive by their names; other members are passed over.
+    """Read the labelled reviews of an archive by their names; skip other members.
 
     Raises
     ------
@@ -182,7 +182,7 @@ def read_reviews(path: Path) -> dict[str, bytes]:
 
 
 def digest_of(reviews: dict[str, bytes]) -> str:
-    """SHA-256 of reviews by name, in whatever order an archive holds them."""
+    """Return the SHA-256 of reviews by name, in whatever order an archive holds them."""
     total = hashlib.sha256()
     for name in sorted(reviews):
         total.update(name.encode() + b"\0" + hashlib.sha256(reviews[name]).digest())
@@ -197,7 +197,7 @@ def parted(
     *,
     keep_duplicates: bool = False,
 ) -> Reviews:
-    """Reviews in two parts; training texts that are in the test part too go, or are counted."""
+    """Divide reviews into two parts; remove or count training texts that are also test texts."""
     clean = [" ".join(_BREAK.sub(" ", one).split()) for one in texts]
     test = [k for k in range(len(clean)) if held_back[k]]
     known = {clean[k] for k in test}

@@ -67,7 +67,7 @@ def solids(
 
 
 def _solid(mesh: Mesh, points: int, noise: float, draw: np.random.Generator) -> FloatArray:
-    """One cloud on a stretched, turned and tilted mesh."""
+    """Draw one cloud on a stretched, turned and tilted mesh."""
     factors = np.exp(0.35 * (2 * draw.random(3) - 1))
     turn, about, tilt = 2 * np.pi * draw.random(), 2 * np.pi * draw.random(), 0.3 * draw.random()
     x = on_surface(Mesh(mesh.vertices * factors, mesh.faces), draw.random((points, 3)))
@@ -76,14 +76,14 @@ def _solid(mesh: Mesh, points: int, noise: float, draw: np.random.Generator) -> 
 
 
 def rotation(axis: Sequence[float], angle: float) -> FloatArray:
-    """Matrix (3, 3) of the rotation about a unit vector: Rodrigues' formula."""
+    """Return the matrix (3, 3) of the rotation about a unit vector, by Rodrigues' formula."""
     x, y, z = axis
     cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
     return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
 
 
 def solid_meshes() -> dict[str, Mesh]:
-    """The twelve solids as meshes; round ones by 32 steps around."""
+    """Return the twelve solids as meshes; round ones by 32 steps around."""
     half, turn = np.linspace(-np.pi / 2, np.pi / 2, 17), np.linspace(0, 2 * np.pi, 33)
     corners = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], float)
     base = [[x, y, -0.8] for x in (-1, 1) for y in (-1, 1)]
@@ -108,7 +108,7 @@ def solid_meshes() -> dict[str, Mesh]:
 
 
 def _revolved(radius: Any, height: Any, around: int = 32) -> Mesh:
-    """Mesh of a curve (radius, height) that turns about the third axis."""
+    """Return the mesh of a curve (radius, height) that turns about the third axis."""
     angle = 2 * np.pi * np.arange(around) / around
     r, z = (np.asarray(values, float)[:, None] for values in (radius, height))
     vertices = np.stack([r * np.cos(angle), r * np.sin(angle), z + 0 * angle], 2).reshape(-1, 3)
@@ -119,7 +119,7 @@ def _revolved(radius: Any, height: Any, around: int = 32) -> Mesh:
 
 
 def _hull(vertices: Any) -> Mesh:
-    """Mesh of a convex polyhedron."""
+    """Return the mesh of a convex polyhedron."""
     from scipy.spatial import ConvexHull
 
     corners = np.asarray(vertices, float)

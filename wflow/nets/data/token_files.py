@@ -124,7 +124,7 @@ class TokenFile:
         return torch.from_numpy(self._read(first, max(0, last - first)).astype(np.int64))
 
     def first(self, tokens: int) -> "TokenFile":
-        """Take the beginning of the text alone, without reading it.
+        """Return the beginning of the text alone, without reading it.
 
         Parameters
         ----------
@@ -179,7 +179,7 @@ class TokenFile:
         return torch.from_numpy(found)
 
     def prefetch(self, begin: Tensor, length: int) -> None:
-        """Tell the system which stretches are read next, so that the disk fetches them meanwhile.
+        """Announce which stretches are read next, so that the system fetches them early.
 
         Parameters
         ----------
@@ -299,7 +299,7 @@ class TokenFiles:
 
     @property
     def source(self) -> str:
-        """Which text, and how many tokens: for tables and figures."""
+        """Name of the text and number of its tokens, for tables and figures."""
         found = self.description
         return (
             f"{found['name']}: {len(self.train):,} training and {len(self.validation):,} "
@@ -308,7 +308,7 @@ class TokenFiles:
         )
 
     def tokenizer(self) -> BytePairs:
-        """Make the tokenizer that made the files, of their folder.
+        """Return the tokenizer that made the files of the folder.
 
         Returns
         -------

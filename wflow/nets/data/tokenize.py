@@ -29,7 +29,7 @@ _CUT = re.compile(r"\S\n(?=\S)|\S(?= \S)|[^\W_](?=[,.;:!?、。，])|[A-Za-z](?=
 
 
 class Tokenizer(Protocol):
-    """Map between text and token numbers 0 .. vocabulary - 1: what a tokenizer has.
+    """Map between text and token numbers 0 .. vocabulary - 1: the interface of tokenizers.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class Characters(Tokenizer):
 
 
 class _BytePairs(Tokenizer):
-    """Share what both kinds of byte pairs do by `_tokenizer`, which is of the library."""
+    """Common part of both kinds of byte pairs; `_tokenizer` belongs to the library."""
 
     _tokenizer: Any
 
@@ -354,7 +354,7 @@ class Occurring(Tokenizer):
 
 
 def _learnt(library: Any, texts: list[str], vocabulary: int, lowercase: bool) -> Any:
-    """A tokenizer of the library, trained."""
+    """Train a tokenizer of the library."""
     levels = library.pre_tokenizers.ByteLevel
     tokenizer = library.Tokenizer(library.models.BPE())
     if lowercase:
@@ -374,7 +374,7 @@ def _learnt(library: Any, texts: list[str], vocabulary: int, lowercase: bool) ->
 
 
 def _key(texts: list[str], vocabulary: int, lowercase: bool) -> str:
-    """Name of what is learnt in the cache; by another version of the library it may be other."""
+    """Return the name of trained pairs in the cache, which depends on the library's version."""
     setting = [vocabulary, lowercase, version("tokenizers"), len(texts)]
     digest = hashlib.sha256(json.dumps(setting).encode())
     for text in texts:
@@ -386,7 +386,7 @@ def _key(texts: list[str], vocabulary: int, lowercase: bool) -> str:
 def _published(
     encoder: bytes, merges: bytes, letters: Iterable[str]
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Numbers of the tokens, and pairs of tokens whose join is a token too.
+    """Return numbers of the tokens, and pairs of tokens whose join is a token too.
 
     What does not hold together is refused here: the library ends by a panic on it.
     """
@@ -422,7 +422,7 @@ def _code_points(text: str) -> NDArray[np.uint32]:
 
 
 def numbers_of(tokens: Tensor | Iterable[int], vocabulary: int) -> NDArray[np.int64]:
-    """Token numbers as an array (n,), each of them in the vocabulary."""
+    """Return token numbers as an array (n,), each of them in the vocabulary."""
     if isinstance(tokens, Tensor):
         array = tensor(tokens, "tokens", "number").detach().cpu().numpy()
     else:

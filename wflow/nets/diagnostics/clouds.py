@@ -52,7 +52,7 @@ class Transport(NamedTuple):
 def hidden_transport(
     before: Tensor, after: Tensor, p: float = 2.0, *, ground: Ground = "euclidean"
 ) -> float:
-    r"""Wasserstein distance of two clouds of hidden states, in the space of theorem 3 of [1]_.
+    r"""Return the Wasserstein distance of two clouds of hidden states, as in theorem 3 of [1]_.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def transport_ratio(
     *,
     ground: Ground = "euclidean",
 ) -> Transport:
-    """W_p of the outputs over W_p of the inputs, when a cloud of inputs is perturbed.
+    """Return W_p of the outputs over W_p of the inputs, when a cloud of inputs is perturbed.
 
     Theorem 3 of [1]_ bounds the ratio by C(p) L / (1 - T L^2 / lambda) (`stability_bound`, with C =
     1 for Euclidean costs) for the optimal velocity at fixed targets.
@@ -182,7 +182,7 @@ def transport_ratio(
 def transport_along(
     trajectory: Trajectory, perturbed: Trajectory, p: float = 2.0, *, ground: Ground = "euclidean"
 ) -> Tensor:
-    """W_p between the hidden clouds of two trajectories at each of their times.
+    """Return W_p between the hidden clouds of two trajectories at each of their times.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def _order(order: float) -> dict[str, float]:
 
 
 def _flat(cloud: Tensor, name: str) -> NDArray[np.float64]:
-    """A cloud as (samples, entries) in NumPy."""
+    """Return a cloud as (samples, entries) in NumPy."""
     tensor(cloud, name, "number")
     if cloud.ndim < 2 or not cloud.numel():
         raise InputError(f"{name} is {tuple(cloud.shape)}: expected a tensor (samples, ...)")

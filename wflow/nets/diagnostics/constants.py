@@ -55,7 +55,7 @@ def lipschitz(
     samples: int = 8,
     iterations: int = 16,
 ) -> Lipschitz:
-    """Empirical Lipschitz constant of a map: the largest stretch of a perturbation that is found.
+    """Estimate the Lipschitz constant of a map: the largest stretch of a perturbation found.
 
     It is the largest ``|F(x + e) - F(x)| / |e|`` with e of the length `perturbation`.
 
@@ -118,7 +118,7 @@ def lipschitz(
             base = _finite(_output(called, x))
 
         def stretch(direction: Tensor) -> tuple[Tensor, Tensor]:
-            """F(x + e) - F(x), and the ratio per sample, for e along the direction."""
+            """Return F(x + e) - F(x), and the ratio per sample, for e along the direction."""
             moved = x + size * direction
             with torch.no_grad():
                 change = wide(_finite(_output(called, moved))) - wide(base)
@@ -157,7 +157,7 @@ def lipschitz(
 
 
 def operator_norm(layer: Tensor | nn.Module) -> float:
-    """Largest singular value of a linear map, exactly: the Lipschitz constant L of [1]_.
+    """Return the largest singular value of a linear map: the Lipschitz constant L of [1]_.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ def _only_matrix(module: nn.Module) -> Tensor:
 def _pulled_back(
     function: Callable[[Tensor], Any], x: Tensor, change: Tensor, before: Tensor
 ) -> Tensor:
-    """Direction J^T change of each sample; where it vanishes, the one before."""
+    """Return the direction J^T change of each sample; where it vanishes, the previous direction."""
     with torch.enable_grad():
         point = x.clone().requires_grad_(True)
         value = _output(function, point)
@@ -250,7 +250,7 @@ def _frozen(function: Any) -> Iterator[None]:
 
 
 def _output(function: Callable[[Tensor], Any], x: Tensor) -> Tensor:
-    """Result of a function at x, checked: one row for each sample."""
+    """Return the result of a function at x, checked to have one row for each sample."""
     output = tensor(output_of(function(x)), "the output of the function", "real")
     if output.ndim < 1 or len(output) != len(x):
         raise InputError(

@@ -54,7 +54,7 @@ Per = Literal["sample", "token"]
 def straightness(
     trajectory: Trajectory, *, per: Per = "sample", valid: Tensor | None = None
 ) -> Tensor:
-    r"""Arc length over chord of hidden trajectories; 1 is a straight line [1]_.
+    r"""Return arc length over chord of hidden trajectories; 1 is a straight line [1]_.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def straightness(
 def speed_variation(
     trajectory: Trajectory, *, per: Per = "sample", valid: Tensor | None = None
 ) -> Tensor:
-    """Variation of the speed along hidden trajectories; 0 is constant [1]_.
+    """Return the variation of the speed along hidden trajectories; 0 is constant [1]_.
 
     It is the standard deviation over the mean of the speeds ``|X_{m+1} - X_m| / dt``. The deviation
     is that of the M speeds themselves (divided by M). Times are those of the trajectory, whose
@@ -155,7 +155,7 @@ def speed_variation(
 
 @torch.no_grad()
 def step_costs(trajectory: Trajectory, *, share: bool = False) -> Tensor:
-    """Transport cost of each step of a trajectory [1]_.
+    """Return the transport cost of each step of a trajectory [1]_.
 
     For a path at constant speed all are equal.
 
@@ -198,7 +198,7 @@ def step_costs(trajectory: Trajectory, *, share: bool = False) -> Tensor:
 
 
 def _moves(trajectory: Trajectory, per: Per, valid: Tensor | None) -> Tensor:
-    """X_{m+1} - X_m, (M, batch, ...), zero for tokens that are not there."""
+    """Return X_{m+1} - X_m, (M, batch, ...), zero for absent tokens."""
     check_choice("per", per, ("sample", "token"))
     states = wide(_checked(trajectory).states)
     if states.ndim < 3 or states.shape[0] < 2:
@@ -225,7 +225,7 @@ def _moves(trajectory: Trajectory, per: Per, valid: Tensor | None) -> Tensor:
 
 
 def _checked(trajectory: Any) -> Trajectory:
-    """A trajectory, its tensors checked; InputError for anything else."""
+    """Check a trajectory and its tensors."""
     if not isinstance(trajectory, Trajectory):
         raise InputError(f"trajectory is {type(trajectory).__name__}: expected a Trajectory")
     for name, value in trajectory._asdict().items():
@@ -234,6 +234,6 @@ def _checked(trajectory: Any) -> Trajectory:
 
 
 def _length(x: Tensor, per: Per, *, steps: bool = False) -> Tensor:
-    """Norms of (batch, ...), or with `steps` of (M, batch, ...), over what follows."""
+    """Return norms of (batch, ...), or with `steps` of (M, batch, ...), over the other axes."""
     begin = x.ndim - 1 if per == "token" else 1 + steps
     return torch.linalg.vector_norm(x.flatten(begin), dim=-1)

@@ -1,4 +1,4 @@
-"""Stable forward propagation: how far outputs move when inputs and targets do ([OTT] Thm 2)."""
+"""Stable forward propagation: the change of outputs with inputs and targets ([OTT] Thm 2)."""
 
 import math
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class Bound(NamedTuple):
 
 
 class Stability(NamedTuple):
-    """How pairs of outputs compare with the bound of `stability_bound`.
+    """Comparison of pairs of outputs with the bound of `stability_bound`.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def stability_bound(
     entries: int | None = None,
     loss_weight: float = 1.0,
 ) -> Bound:
-    r"""The constants of the bound of theorem 2 of [1]_ on the change of outputs.
+    r"""Return the constants of the bound of theorem 2 of [1]_ on the change of outputs.
 
     .. math:: |\tilde y_1 - \tilde y_2| \le \frac{L}{1 - T L^2/\lambda} \|X_1(0) - X_2(0)\|_F
        + \frac{T L^2/\lambda}{1 - T L^2/\lambda} |y_1 - y_2|, \qquad \lambda > T L^2.
@@ -162,7 +162,7 @@ def check_stability(
     entries: int | None = None,
     loss_weight: float = 1.0,
 ) -> Stability:
-    """Hold pairs of outputs against the bound of theorem 2 of [1]_.
+    """Compare pairs of outputs with the bound of theorem 2 of [1]_.
 
     The theorem is about the optimal velocity of eq. 10 there. A trained network may exceed the
     bound: this says whether it does.
@@ -238,7 +238,7 @@ def _distance(one: Tensor, two: Tensor) -> Tensor:
 
 
 def _targets(y: Tensor, outputs: Tensor) -> Tensor:
-    """Targets as what the outputs approach: classes become unit vectors."""
+    """Return targets in the space of the outputs: classes become unit vectors."""
     if y.shape == outputs.shape and y.is_floating_point():
         return y
     whole_numbers = not y.is_floating_point() and not y.is_complex()

@@ -229,7 +229,7 @@ class Autoencoder(Pretrained):
         return f"latent={self.latent}, pixels={self.pixels}, hidden={self.hidden}"
 
     def _raw(self, images: Tensor) -> Tensor:
-        """Latent vectors before they are standardised."""
+        """Return latent vectors before they are standardised."""
         tensor(images, "images", "real", self.mean)
         shape = tuple(images.shape)
         if images.ndim < 2 or not len(images) or images[:1].numel() != self.pixels:
@@ -242,7 +242,7 @@ class Autoencoder(Pretrained):
 
 
 def _dense(sizes: list[int]) -> list[nn.Module]:
-    """Linear layers of these sizes, with a ReLU between two."""
+    """Return linear layers of these sizes, with a ReLU between two."""
     layers: list[nn.Module] = [nn.Linear(sizes[0], sizes[1])]
     for size, following in pairwise(sizes[1:]):
         layers += [nn.ReLU(), nn.Linear(size, following)]

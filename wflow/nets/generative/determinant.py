@@ -40,7 +40,7 @@ class Estimate(NamedTuple):
 
 
 def signs(d: int, count: int, like: Tensor, seed: int | None) -> Tensor:
-    """Vectors of random signs, (d, count); with a seed always the same."""
+    """Return vectors of random signs, (d, count); with a seed always the same."""
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     drawn = torch.randint(0, 2, (d, count), generator=generator)
     return (2 * drawn - 1).to(like)
@@ -82,7 +82,7 @@ def log_det_estimate(
 def _quadrature(
     weights: Tensor, diagonal: Tensor, tokens: Tensor, factor: float | Tensor, vectors: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """v^T log(A) v, (n, vectors), and A^{-1} v, (n, d, vectors), by Lanczos' method."""
+    """Return v^T log(A) v, (n, vectors), and A^{-1} v, (n, d, vectors), by Lanczos' method."""
     n, (d, count) = len(weights), vectors.shape
     mean = (weights @ tokens)[:, None]
     first = (vectors / d**0.5).expand(n, d, count)

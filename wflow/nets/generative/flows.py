@@ -35,7 +35,7 @@ __all__ = ["Generated", "Likelihood", "OTFlow", "ToBase", "log_normal"]
 
 
 class ToBase(NamedTuple):
-    r"""Points at the base of a flow, with what was summed on the path there.
+    r"""Points at the base of a flow, with integrals along the path to it.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class ToBase(NamedTuple):
 
 
 class Generated(NamedTuple):
-    r"""Samples of a flow, with what was summed on the path from the base.
+    r"""Samples of a flow, with integrals along the path from the base.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class Generated(NamedTuple):
 
 
 def log_normal(z: Tensor) -> Tensor:
-    r"""Log density of the standard Gaussian, ``-|z|^2 / 2 - (d/2) log(2 pi)``.
+    r"""Return the log density of the standard Gaussian, ``-|z|^2 / 2 - (d/2) log(2 pi)``.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ class Attended(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Attention before the softmax: scores q(x) . c + b(c), with what the Jacobian needs.
+    """Attention before the softmax: scores q(x) . c + b(c), with data for the Jacobian.
 
     slope : the diagonal of dq/dx, (n, d) or one number
     """
@@ -217,7 +217,7 @@ def interaction(
     kernel: Kernel,
     prox: Prox,
 ) -> Scores:
-    """Query and bias of a kernel, without checks."""
+    """Return query and bias of a kernel, without checks."""
     kappa = beta / (2 * h)
     if kernel == "exact":
         squares = context.square().sum(1)
@@ -233,7 +233,7 @@ def interaction(
 
 
 def attend(scores: Scores, context: Tensor, moments: Moments, exclude_self: bool) -> Attended:
-    """Moments of a context under given scores, without checks."""
+    """Return moments of a context under given scores, without checks."""
     # The weights do not change with the origin, and near the mean the second moments cancel less.
     origin = context.detach().mean(0)
     centred = context - origin
@@ -261,7 +261,7 @@ def attend(scores: Scores, context: Tensor, moments: Moments, exclude_self: bool
 def with_itself(
     at: Attended, scores: Scores, x: Tensor, context: Tensor
 ) -> tuple[Attended, Tensor]:
-    """Moments over a context and the query itself, and the weight (n,) of the latter.
+    """Return moments over a context and the query itself, and the weight (n,) of the latter.
 
     The query counts as a token at its place with the mean of b + kappa |c|^2 / 2 over the context;
     U is kappa x . y + b(y) here, as for the kernels `exact` and `laplace`.
@@ -281,7 +281,7 @@ def with_itself(
 def averages(
     scores: Scores, keys: Tensor, values: Tensor, exclude_self: bool
 ) -> tuple[Tensor, Tensor]:
-    """Averages of values under the weights of the scores, (n, k), and the log of their sum."""
+    """Average values under the weights of the scores, (n, k), and return the log of their sum."""
     found: tuple[Tensor, Tensor] = _Average.apply(
         scores.query, keys, scores.bias, values, exclude_self
     )
@@ -290,7 +290,7 @@ def averages(
 
 @torch.no_grad()
 def effective_size(scores: Scores, context: Tensor, exclude_self: bool) -> Tensor:
-    """Effective sample size 1 / sum_l w_l^2 of the weights of each query."""
+    """Return the effective sample size 1 / sum_l w_l^2 of the weights of each query."""
     centred = context - context.mean(0)
     sizes = []
     for _, weights, total, _ in parts(scores.query, centred, scores.bias, exclude_self):
@@ -299,7 +299,7 @@ def effective_size(scores: Scores, context: Tensor, exclude_self: bool) -> Tenso
 
 
 def proximal(x: Tensor, width: float | Tensor, kind: Prox) -> tuple[Tensor, Tensor]:
-    """Proximal map of width |x|_1, soft or smooth, and its derivative."""
+    """Return the proximal map of width |x|_1, soft or smooth, and its derivative."""
     if not isinstance(width, Tensor):
         if width == 0:
             return x, torch.ones_like(x)
@@ -311,7 +311,7 @@ def proximal(x: Tensor, width: float | Tensor, kind: Prox) -> tuple[Tensor, Tens
 
 
 def _log_normaliser(y: Tensor, a: float | Tensor, c: float | Tensor) -> Tensor:
-    """log[e^{-cy} Phi(r y - s) + e^{cy} Phi(-r y - s)], r = sqrt(2a), s = c / sqrt(2a)."""
+    """Return log[e^{-cy} Phi(r y - s) + e^{cy} Phi(-r y - s)], r = sqrt(2a), s = c / sqrt(2a)."""
     if not isinstance(c, Tensor) and c == 0:
         return torch.zeros_like(y)
     a, c = (value if isinstance(value, Tensor) else y.new_tensor(value) for value in (a, c))

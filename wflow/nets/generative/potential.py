@@ -358,7 +358,7 @@ class Potential(Pretrained):
         return y  # type: ignore[no-any-return]
 
     def residual_weights(self) -> list[Tensor]:
-        """Give weight and bias of the residual layers, one after the other.
+        """Return weight and bias of the residual layers, one after the other.
 
         Returns
         -------
@@ -460,7 +460,7 @@ class Second(NamedTuple):
 
 
 def second_order(weights: Weights, slopes: list[Tensor], z: list[Tensor], order: int) -> Second:
-    """Laplacian (order 1) or Hessian (order 2) of w^T N in x, from the slopes and z of a pass."""
+    """Return the Laplacian (order 1) or Hessian (order 2) of w^T N in x, from slopes and z."""
     kx, d, eta = weights.kx, weights.d, weights.eta
     bends = [falling_of(slopes[0]).mul_(z[0])]
     if order == 1:
@@ -478,7 +478,7 @@ def second_order(weights: Weights, slopes: list[Tensor], z: list[Tensor], order:
 
 
 def _jacobians(weights: Weights, slopes: list[Tensor], pushed: list[Tensor]) -> Iterator[Tensor]:
-    """J_0, ..., J_{L-2}; each is made from those of `pushed` before it."""
+    """Yield J_0, ..., J_{L-2}, each computed from those of `pushed` before it."""
     jacobian = slopes[0] * weights.kx[:, None]
     yield jacobian
     for i in range(1, len(weights.kernels)):
@@ -496,7 +496,7 @@ class Gradients(NamedTuple):
 
 
 def no_gradients(weights: Weights, slopes: list[Tensor]) -> Gradients:
-    """Zeros, where there are no second derivatives."""
+    """Return zeros, where there are no second derivatives."""
     by_slopes, by_z = ([torch.zeros_like(slope) for slope in slopes] for _ in range(2))
     return Gradients(by_slopes, by_z, [torch.zeros_like(one) for one in weights.kernels], None)
 
@@ -510,7 +510,7 @@ def second_order_backward(
     grad: Tensor,
     order: int,
 ) -> Gradients:
-    """Gradients from that by the second derivatives; `falling` is 1 - slope^2."""
+    """Return gradients from the gradient by the second derivatives; `falling` is 1 - slope^2."""
     kx, d, eta, layers = weights.kx, weights.d, weights.eta, len(weights.kernels)
     jacobians = list(_jacobians(weights, slopes, at.pushed))
     by_slopes: list[Any] = [None] * (layers + 1)
@@ -637,7 +637,7 @@ def first_order_backward(
 def network_backward(
     weights: Weights, slopes: list[Tensor], falling: list[Tensor], by: Gradients
 ) -> list[Tensor]:
-    """Gradients by the layers' arguments from those by their slopes; they take their place."""
+    """Replace gradients by slopes with gradients by the layers' arguments."""
     by_u: Any = None
     for i in range(len(weights.kernels), 0, -1):
         by_a = by.slopes[i].mul_(falling[i])
@@ -653,7 +653,7 @@ _FEW = 4  # dimensions up to which a loop over pairs is faster than a product of
 
 
 def _contracted(pushed: Tensor, bend: Tensor, order: int) -> Tensor:
-    """P^T diag(bend) P for each point, or its trace."""
+    """Return P^T diag(bend) P for each point, or its trace."""
     if order == 1:
         return _met(pushed, pushed).mul_(bend).sum(1)
     bent, d = pushed * bend, len(pushed)
@@ -665,7 +665,7 @@ def _contracted(pushed: Tensor, bend: Tensor, order: int) -> Tensor:
 
 
 def _turned(pushed: Tensor, grad: Tensor) -> Tensor:
-    """The symmetric part of a gradient (n, d, d) times P."""
+    """Return the symmetric part of a gradient (n, d, d) times P."""
     even, d = (grad + grad.transpose(1, 2)) / 2, len(pushed)
     if d > _FEW:
         return torch.bmm(even, pushed.transpose(0, 1)).transpose(0, 1).contiguous()
@@ -678,7 +678,7 @@ def _turned(pushed: Tensor, grad: Tensor) -> Tensor:
 
 
 def _met(one: Tensor, other: Tensor) -> Tensor:
-    """Sum of products over the first axis, one plane at a time: none of them leaves the cache."""
+    """Sum products over the first axis, one plane at a time, so that each stays in the cache."""
     total = one[0] * other[0]
     for j in range(1, len(one)):
         total.addcmul_(one[j], other[j])
@@ -686,12 +686,12 @@ def _met(one: Tensor, other: Tensor) -> Tensor:
 
 
 def falling_of(slope: Tensor) -> Tensor:
-    """sigma'' = 1 - sigma'^2."""
+    """Return sigma'' = 1 - sigma'^2."""
     return torch.addcmul(slope.new_ones(()), slope, slope, value=-1)
 
 
 def log_cosh(r: Tensor, out: Tensor | None = None) -> Tensor:
-    """log(2 cosh r) as ``|r| + log(1 + exp(-2|r|))``: no large exponential."""
+    """Return log(2 cosh r) as ``|r| + log(1 + exp(-2|r|))``, without a large exponential."""
     size = r.abs()
     if r.requires_grad:
         return size + torch.log1p(torch.exp(-2 * size))

@@ -29,7 +29,7 @@ NODES, WEIGHTS = TABLEAUX["rk4"].nodes, TABLEAUX["rk4"].weights
 
 
 class Stages:
-    """The potential as a step needs it: with given features, for steps of one path.
+    """The potential in the form that a step needs: with given features, for steps of one path.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Stages:
     def step(
         self, x: Tensor, t: float, h: float, *, laplacian: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Take a step of length h, either way, from time t.
+        """Compute a step of length h, of either sign, from time t.
 
         Parameters
         ----------
@@ -80,7 +80,7 @@ class Stages:
 
 
 def integrals(slopes: Tensor, bent: Tensor, h: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Integrals along steps, by the weights of the method, from what `Stages.step` returns.
+    """Integrate along steps, by the weights of the method, the results of `Stages.step`.
 
     Parameters
     ----------

@@ -286,12 +286,12 @@ class SparseTransformerFlow(GradientFlow):
 
     @property
     def lam(self) -> float:
-        """Weight of the prior, as it is now."""
+        """Present weight of the prior."""
         return float(torch.as_tensor(self._weights()[0]).detach())
 
     @property
     def beta(self) -> float:
-        """Inverse temperature, as it is now."""
+        """Present inverse temperature."""
         return float(torch.as_tensor(self._weights()[1]).detach())
 
     @property
@@ -300,7 +300,7 @@ class SparseTransformerFlow(GradientFlow):
         return len(self.context_x)
 
     def set_context(self, x: Tensor, y: Tensor | None = None) -> None:
-        """Keep a context for densities and samples; it is saved with the weights.
+        """Store a context for densities and samples; it is saved with the weights.
 
         Parameters
         ----------
@@ -577,7 +577,7 @@ class SparseTransformerFlow(GradientFlow):
         *,
         context: Tensor | tuple[Tensor, Tensor | None] | None = None,
     ) -> Tensor:
-        r"""Effective sample size ``1 / sum_l w_l^2`` of the attention on the way to the base.
+        r"""Return the effective sample size ``1 / sum_l w_l^2`` of attention towards the base.
 
         Parameters
         ----------
@@ -650,7 +650,7 @@ class SparseTransformerFlow(GradientFlow):
         return self.attended is None or k in self.attended
 
     def _weights(self) -> tuple[float | Tensor, float | Tensor]:
-        """Lambda and beta: numbers, or tensors where they are trained."""
+        """Return lambda and beta: numbers, or tensors where they are trained."""
         lam = self.log_lam.exp() if "lam" in self.trainable else self._lam
         beta = self.log_beta.exp() if "beta" in self.trainable else self._beta
         return lam, beta
@@ -669,7 +669,7 @@ class SparseTransformerFlow(GradientFlow):
         itself: bool = False,
         jacobian: bool = False,
     ) -> "_Layer":
-        """The layer's S(x) - M(x; C) with, where asked for, the Jacobians of its two parts."""
+        """Return the layer's S(x) - M(x; C) and, where asked for, the Jacobians of its parts."""
         scores = self._scores(x, context)
         shrunk, slope = proximal(x, self._weights()[0] * self._h, self.prox)
         at, share = attend(scores, context, "covariance" if jacobian else "mean", alone), None
@@ -686,7 +686,7 @@ class SparseTransformerFlow(GradientFlow):
         return _Layer(shrunk - at.mean, slope, attention)
 
     def _printed_costs(self, x: Tensor, at: Derivatives) -> tuple[Tensor, Tensor]:
-        """Terms of (19) and (21) at tokens, with the Huber function of the prior."""
+        """Return the terms of (19) and (21) at tokens, with the Huber function of the prior."""
         assert at.laplacian is not None
         lam, beta = self._weights()
         shrunk, slope = proximal(x, lam * self._h, self.prox)
@@ -698,7 +698,7 @@ class SparseTransformerFlow(GradientFlow):
     def _estimated(
         self, k: int, x: Tensor, keys: Tensor, alone: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens after the layer of step k to the base, its log determinant, and its error."""
+        """Return tokens after the layer of step k to the base, log determinant and error."""
         scores = self._scores(x, keys)
         shrunk, slope = proximal(x, self._weights()[0] * self._h, self.prox)
         vectors = signs(self.dim, self.probes, x, None if self.training else k)
@@ -706,7 +706,7 @@ class SparseTransformerFlow(GradientFlow):
         return x - (shrunk - found.mean) / 2, found.log_det, found.error
 
     def _back(self, k: int, x: Tensor, y: Tensor | None, context: Tensor | None) -> "_Step":
-        """Step k on the way to the base."""
+        """Compute step k towards the base."""
         published, attracting = (self.convention == name for name in ("published", "attracting"))
         h, sign = self._h, 1.0 if published else -1.0
         log_det = x.new_zeros(len(x))
@@ -743,7 +743,7 @@ class SparseTransformerFlow(GradientFlow):
         return _Step(x - h * at.gradient, log_det, h * energy, h * residual, folded, error)
 
     def _moved(self, k: int, c: Tensor, y: Tensor | None) -> Tensor:
-        """Step k of a context, which is its own."""
+        """Compute step k of a context, which is its own context."""
         if self._attends(k):
             attracting = self.convention == "attracting"
             c = self._released(c, c) if attracting else c - self._layer(c, c).change / 2
@@ -753,7 +753,7 @@ class SparseTransformerFlow(GradientFlow):
         return c - self._h * at.gradient
 
     def _path_of(self, given: Any, *, own: bool = True) -> list[Tensor] | None:
-        """Contexts C_1, ..., C_M; None where the tokens are their own."""
+        """Return the contexts C_1, ..., C_M; None where the tokens are their own."""
         if self.convention == "published":
             if given is not None:
                 raise InputError(
@@ -778,7 +778,7 @@ class SparseTransformerFlow(GradientFlow):
         return path[::-1]
 
     def _forwards(self, x: Tensor, y: Tensor | None, path: list[Tensor]) -> tuple[Tensor, int]:
-        """All steps from the base to the data, and the number of points that were lost."""
+        """Compute all steps from the base to the data; return also the number of lost points."""
         lost = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for k in range(1, self.steps + 1):
             x, failed = self._drifted(x, y, k)
@@ -793,7 +793,7 @@ class SparseTransformerFlow(GradientFlow):
         return x, int(lost.sum())
 
     def _drifted(self, x: Tensor, y: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-        """Invert the drift of step k on the way to the base; and the rows without an inverse."""
+        """Invert the drift of step k towards the base; return also rows without an inverse."""
         h, t = self._h, (k - 1) * self._h
         if self.drift == "rk4":
             stages = self._stages(len(x), y)
@@ -810,13 +810,13 @@ class SparseTransformerFlow(GradientFlow):
         return newton(lambda at: self._euler(at, y, k), x, start)
 
     def _euler(self, x: Tensor, y: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-        """The Euler step k to the base, x - h grad phi(x, t_{k-1}), and its Jacobian."""
+        """Compute the Euler step k to the base, x - h grad phi(x, t_{k-1}), and its Jacobian."""
         at = self.potential.derivatives(x, (k - 1) * self._h, y, hessian=True)
         assert at.hessian is not None
         return x - self._h * at.gradient, drift_jacobian(at.hessian, self._h)
 
     def _attracted(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
-        """B(x) = x - (S(x) - M(x; C)) / 2 and its Jacobian."""
+        """Return B(x) = x - (S(x) - M(x; C)) / 2 and its Jacobian."""
         found = self._layer(x, context, itself=self.itself, jacobian=True)
         assert found.attention is not None
         return x - found.change / 2, identity(found.attention, found.slope, -0.5)
@@ -838,7 +838,7 @@ class SparseTransformerFlow(GradientFlow):
         return implicit(found, jacobian, x - value)
 
     def _onwards(self, k: int, x: Tensor, y: Tensor | None, context: Tensor) -> "_Step":
-        """Step k to the data; what is defined by its inverse has an implicit derivative."""
+        """Compute step k to the data; a step defined by its inverse has an implicit derivative."""
         drift = self._drift_along if self.drift == "rk4" else self._drift_solved
         step = drift(k, x, y)
         if not self._attends(k):
@@ -874,7 +874,7 @@ class SparseTransformerFlow(GradientFlow):
         return _Step(x, -change, h * energy, h * residual, failed | turned, none)
 
     def _printed(self, k: int, x: Tensor, y: Tensor | None) -> "_Step":
-        """Step k of (22) to the data with the traces of (24), tokens being their own context."""
+        """Compute step k of (22) to the data with the traces of (24), by own contexts."""
         h = self._h
         at = self.potential.derivatives(x, (k - 1) * h, y)
         assert at.laplacian is not None
@@ -890,7 +890,7 @@ class SparseTransformerFlow(GradientFlow):
         return _Step(x, log_det, h * energy, h * residual, folded, torch.zeros_like(energy))
 
     def _printed_points(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-        """All steps of (22) from the base to the data; and the tokens that a layer folds."""
+        """Compute all steps of (22) from the base to the data; return also the folded tokens."""
         folded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for k in range(1, self.steps + 1):
             at = self.potential.derivatives(x, (k - 1) * self._h, y, laplacian=False)
@@ -902,7 +902,7 @@ class SparseTransformerFlow(GradientFlow):
 
     @torch.no_grad()
     def _folds(self, x: Tensor) -> Tensor:
-        """Where I + (DS - DM)/2 has a determinant <= 0, tokens being their own context."""
+        """Return where I + (DS - DM)/2 has a determinant <= 0, tokens being their own context."""
         alone, scores = self.context == "masked", self._scores(x, x)
         variance = attend(scores, x, "variance", alone).covariance
         assert variance is not None
@@ -945,7 +945,7 @@ class _Layer(NamedTuple):
     attention: Tensor | None
 
     def trace(self) -> Tensor:
-        """Trace of DS - DM, in (24)."""
+        """Return the trace of DS - DM, in (24)."""
         assert self.attention is not None
         return self.slope.sum(1) - self.attention.diagonal(dim1=1, dim2=2).sum(1)
 
@@ -961,7 +961,7 @@ class _Step(NamedTuple):
     error: Tensor  # standard error of log_det
 
     def then(self, step: "_Step") -> "_Step":
-        """Both steps, one after the other; their errors are independent."""
+        """Return both steps as one; their errors are independent."""
         return _Step(
             step.x,
             self.log_det + step.log_det,
@@ -973,7 +973,7 @@ class _Step(NamedTuple):
 
 
 def _rest(x: Tensor) -> _Step:
-    """A step that leaves the tokens where they are."""
+    """Return a step that does not move the tokens."""
     zero = x.new_zeros(len(x))
     return _Step(x, zero, zero, zero, torch.zeros_like(zero, dtype=torch.bool), zero)
 
@@ -987,7 +987,7 @@ _HALVINGS = 30
 
 
 def log_abs_det(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Logarithm of the modulus of determinants, and where they are not positive."""
+    """Return the logarithm of the modulus of determinants, and where they are not positive."""
     if matrix.shape[1] > 3:
         sign, value = torch.linalg.slogdet(matrix)
         return value, sign <= 0
@@ -1002,17 +1002,17 @@ def log_abs_det(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def drift_jacobian(hessian: Tensor, h: float) -> Tensor:
-    """I - h Hess phi, of an Euler step to the base."""
+    """Return I - h Hess phi, of an Euler step to the base."""
     return torch.eye(hessian.shape[-1], dtype=hessian.dtype, device=hessian.device) - h * hessian
 
 
 def identity(attention: Tensor, slope: Tensor, share: float) -> Tensor:
-    """I + share (DS - DM)."""
+    """Return I + share (DS - DM)."""
     return torch.diag_embed(1 + share * slope) - share * attention
 
 
 def implicit(found: Tensor, jacobian: Tensor, left: Tensor) -> Tensor:
-    """The solution that was found, with the gradient of the implicit function.
+    """Return the given solution, with the gradient of the implicit function.
 
     It is one more step of Newton's method with a fixed Jacobian: what is left to solve is zero to
     rounding, its gradient is not.
@@ -1068,7 +1068,7 @@ def check_rows(rows: int, tokens: int) -> None:
 
 
 def _pair(given: Any) -> tuple[Any, Any]:
-    """A context and its features."""
+    """Return a context and its features."""
     if isinstance(given, Tensor):
         return given, None
     parts = listed(given, "context")

@@ -365,7 +365,7 @@ class GPT(Pretrained):
         return net
 
     def _gpt2_names(self) -> dict[str, tuple[Tensor, bool]]:
-        """Names in a published GPT-2, our parameters, and whether they are transposed there."""
+        """Map names in a published GPT-2 to our parameters, and whether these are transposed."""
         names = {
             "wte.weight": (self.embed.token.weight, False),
             "wpe.weight": (self.embed.position.weight, False),
@@ -425,7 +425,7 @@ _LOGITS = 1 << 24  # that are in memory at a time, where losses are asked for
 
 
 def _losses(head: nn.Module, vocabulary: int, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropies (batch, tokens) of what the head makes of hidden states, part by part."""
+    """Return cross-entropies (batch, tokens) of hidden states under the head, part by part."""
 
     def part(states: Tensor, classes: Tensor) -> Tensor:
         logits = head(states)  # (tokens of the part, vocabulary)
@@ -489,7 +489,7 @@ _BIN = "pytorch_model.bin"
 
 
 def _published_gelu(folder: Path, config: dict[str, Any]) -> Gelu:
-    """The gelu of a GPT-2, after a check of all settings that GPT does not have."""
+    """Return the gelu of a GPT-2, after a check of all settings that GPT does not have."""
     path = folder / CONFIG
     for name, (expected, default) in _SETTINGS.items():
         if config.get(name, default) != expected:
@@ -510,7 +510,7 @@ def _published_gelu(folder: Path, config: dict[str, Any]) -> Gelu:
 
 
 def _published_weights(folder: Path) -> dict[str, Tensor]:
-    """Weights in a folder of Hugging Face."""
+    """Read the weights in a folder of Hugging Face."""
     if (folder / WEIGHTS).exists() or not (folder / _BIN).exists():
         return read_weights(folder / WEIGHTS)
     with opened(folder / _BIN, "weights of a GPT-2") as file:
@@ -541,7 +541,7 @@ def _published_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _matrix_shape(state: Mapping[str, Any], name: str) -> tuple[int, int]:
-    """Shape of the matrix of that name."""
+    """Return the shape of the matrix of that name."""
     weight = state.get(name)
     if not _is_weight(weight, name) or weight.ndim != 2:
         raise InputError(f"{name} is {_kind(weight)}: expected a matrix, as in a published GPT-2")
@@ -555,7 +555,7 @@ def _published_heads(width: int) -> int:
 
 
 def _fitting(state: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Tensor:
-    """The weight of that name, if it has that shape."""
+    """Return the weight of that name, if it has that shape."""
     weight = state.get(name)
     if not _is_weight(weight, name, shape):
         raise InputError(
@@ -566,7 +566,7 @@ def _fitting(state: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Ten
 
 
 def _is_weight(value: Any, name: str, shape: tuple[int, ...] | None = None) -> TypeGuard[Tensor]:
-    """Whether it is a tensor, of that shape; InputError for one that is not of real numbers."""
+    """Return whether a value is a tensor of that shape; refuse tensors that are not real."""
     if not isinstance(value, Tensor):
         return False
     tensor(value, name, "real")

@@ -237,7 +237,7 @@ class CrossBlock(nn.Module):
         self.form = form
 
     def forward(self, x: Tensor, y: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """Let x (batch, n, width) see y (batch, m, width); returns (batch, n, width).
+        """Attend from x (batch, n, width) to y (batch, m, width); return (batch, n, width).
 
         `mask` is bool (batch, m), True where a token of y is there; a row of which none is there
         sees them all, which is finite and means nothing.

@@ -215,7 +215,7 @@ class SinusoidalEmbedding(nn.Module):
 
 
 def sinusoids(count: int, width: int) -> Tensor:
-    """Sinusoidal positions 0 .. count - 1: (count, width), in torch's default type."""
+    """Return sinusoidal positions 0 .. count - 1: (count, width), in torch's default type."""
     frequency = torch.exp(torch.arange(0, width, 2).double() * (-math.log(10_000) / width))
     angle = torch.arange(count).double()[:, None] * frequency  # (count, width / 2)
     table = torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1)

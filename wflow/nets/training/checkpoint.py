@@ -143,7 +143,7 @@ def load_model(path: str | Path, model: nn.Module) -> Any:
 
 
 def restore(path: str | Path, kind: type[N] = nn.Module) -> N:  # type: ignore[assignment]
-    """The network of a training's checkpoint.pt, or of a file of `save_model`.
+    """Restore the network of a training's checkpoint.pt, or of a file of `save_model`.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def write(path: Path, model: nn.Module, **training: Any) -> None:
 
 
 def _content(form: str, model: nn.Module, description: str) -> dict[str, Any]:
-    """What every file holds; in place of a configuration it has the reason why there is none."""
+    """Return the content of every file: a configuration, or the reason why there is none."""
     try:
         network: Any = registry.config(model)
     except InputError as error:
@@ -241,7 +241,7 @@ def _write(path: Path, kind: Kind, content: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Contents of a file, compared with its digest.
+    """Read the contents of a file, and compare them with its digest.
 
     Parameters
     ----------
@@ -352,7 +352,7 @@ def open_folder(
 
 
 def _same_training(path: Path, config: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """The checkpoint at a path; InputError names what differs from the training given."""
+    """Return the checkpoint at a path; refuse one that differs from the training given."""
     saved = read(path)
     if "config" not in saved:
         raise InputError(f"{path} is a {MODEL.words}: expected a {TRAINING.words}")
@@ -379,7 +379,7 @@ def _same_training(path: Path, config: Mapping[str, Any], model: nn.Module) -> d
 
 
 def _setting(config: Any, name: str) -> Any:
-    """The setting of a dotted name."""
+    """Return the setting of a dotted name."""
     for key in name.split("."):
         config = config.get(key) if isinstance(config, dict) else None
     return config

@@ -55,7 +55,7 @@ class History:
         self.places: list[str] = []
 
     def begin(self, parts: tuple[str, ...]) -> None:
-        """Name the parts of the loss, before the first step or after a resume.
+        """Set the names of the parts of the loss, before the first step or after a resume.
 
         Raises
         ------
@@ -96,12 +96,12 @@ class History:
         return numbers
 
     def at(self, place: str) -> None:
-        """Note a device and number of processes."""
+        """Record a device and number of processes."""
         if place not in self.places:
             self.places.append(place)
 
     def state(self) -> dict[str, Any]:
-        """The history as tensors, numbers and text, which a checkpoint may hold."""
+        """Return the history as tensors, numbers and text, which a checkpoint may hold."""
         names = list(self.evaluations[0][1]) if self.evaluations else []
         return {
             "columns": list(self.columns),
@@ -118,7 +118,7 @@ class History:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "History":
-        """The history from its `state`."""
+        """Return the history from its `state`."""
         history = cls()
         history.columns = tuple(state["columns"])
         history.rows = [tuple(row) for row in state["rows"].tolist()]
@@ -131,7 +131,7 @@ class History:
         return history
 
     def dataset(self, attrs: Mapping[str, Any]) -> "Dataset":
-        """The history as a Dataset.
+        """Return the history as a Dataset.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class History:
 
 
 def metrics_json(dataset: "Dataset") -> str:
-    """The numbers of a history for JSON, one line for each; NaN and infinity become null."""
+    """Return the numbers of a history for JSON, one line for each; NaN and infinity become null."""
     lines = {str(name): value for name, value in dataset.attrs.items()}
     lines["config"] = json.loads(dataset.attrs["config"])
     for name, values in dataset.variables.items():
@@ -180,7 +180,7 @@ def metrics_json(dataset: "Dataset") -> str:
 
 
 def check_tensorboard() -> Any:
-    """The writer of TensorBoard's files.
+    """Return the writer of TensorBoard's files.
 
     Raises
     ------
@@ -249,11 +249,11 @@ def _attrs(name: str, words: str) -> dict[str, str]:
 
 
 def machine(device: torch.device, count: int) -> str:
-    """Device, number of processes and version of torch, as text."""
+    """Return device, number of processes and version of torch, as text."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return f"{count} x {name}, torch {torch.__version__}"
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak of the bytes that torch allocated on a GPU since the last reset; 0 on a CPU."""
+    """Return the peak of bytes that torch allocated on a GPU since the last reset; 0 on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

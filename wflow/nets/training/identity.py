@@ -1,4 +1,4 @@
-"""What a training is: its configuration, objective and batches as JSON, compared at a resume."""
+"""Identity of a training: configuration, objective and batches as JSON, compared at a resume."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _DEPTH = 4  # of objects within objects, whose attributes count
 
 
 def identity(config: Mapping[str, Any], objective: Any, batches: dict[str, Any]) -> dict[str, Any]:
-    """Settings that identify a training, for JSON: the same for a run and its continuation.
+    """Return the settings that identify a training and its continuation, for JSON.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def identity(config: Mapping[str, Any], objective: Any, batches: dict[str, Any])
 
 
 def named(thing: Any, depth: int = 0) -> dict[str, Any]:
-    """Name and public attributes of a function or an object, for JSON.
+    """Return name and public attributes of a function or an object, for JSON.
 
     Attributes are numbers, text, digests of arrays, and objects in the same way; functions have
     their name alone, with what `functools.partial` has given them.
@@ -55,7 +55,7 @@ def named(thing: Any, depth: int = 0) -> dict[str, Any]:
 
 
 def _attribute(value: Any, depth: int) -> Any:
-    """An attribute for JSON; the type of what cannot be compared by its contents."""
+    """Return an attribute for JSON; its type, where it cannot be compared by its contents."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU":

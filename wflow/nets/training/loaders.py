@@ -1,4 +1,4 @@
-"""Where the batches of a training come from: functions of the step, data sets, data loaders.
+"""Sources of the batches of a training: functions of the step, data sets, data loaders.
 
 A function of the step and a data set are read by place, so that a training that is resumed sees
 the same batches whatever happened before. A `torch.utils.data.DataLoader` is an iterator, and its
@@ -13,7 +13,7 @@ order depends on generators. Here it becomes a function of the step as far as th
 - `set_epoch` of a sampler is called with the number of the epoch, as DistributedSampler needs it.
 
 Not reproduced are random numbers of other libraries that a data set draws in this process, those of
-persistent workers, which live on from epoch to epoch, and samplers with a state of their own.
+persistent workers, which survive from epoch to epoch, and samplers with another state.
 """
 
 from collections.abc import Iterator
@@ -40,10 +40,10 @@ class Source(Protocol):
     def __call__(self, step: int, /) -> Any: ...
 
     def identity(self) -> dict[str, Any]:
-        """What it is, for JSON: the same for a training and its continuation."""
+        """Return settings that identify a training and its continuation, for JSON."""
 
     def state(self) -> dict[str, Any] | None:
-        """What a checkpoint must hold of it, beside the number of steps."""
+        """Return what a checkpoint must hold of it, beside the number of steps."""
 
     def restore(self, state: Any, step: int) -> None:
         """Continue after a number of steps; InputError for a source that is read otherwise."""
@@ -53,7 +53,7 @@ class Source(Protocol):
 
 
 def source_of(batches: Any, *, batch: int, seed: int, processes: Processes) -> Source:
-    """The source that `train` was given, by its kind.
+    """Return the source that `train` was given, by its kind.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def source_of(batches: Any, *, batch: int, seed: int, processes: Processes) -> S
 
 
 class Stepwise:
-    """A function of the step: nothing to store, and nothing to stop."""
+    """Batches by a function of the step: nothing to store, and nothing to stop."""
 
     local = False
 
@@ -124,7 +124,7 @@ class Rows(Stepwise):
 
 
 class Loaded:
-    """A DataLoader, epoch after epoch."""
+    """Batches of a DataLoader, epoch after epoch."""
 
     def __init__(self, loader: DataLoader, *, batch: int, seed: int, processes: Processes) -> None:
         self._loader, self._seed, self._processes = loader, seed, processes
@@ -172,7 +172,7 @@ class Loaded:
         }
 
     def state(self) -> dict[str, Any] | None:
-        """Place in the epoch, and the generators of every process as it began."""
+        """Return the place in the epoch, and the generators of every process at its start."""
         everyone = self._processes.collect(self._begun)
         return {"epoch": self._epoch, "taken": self._taken, "generators": everyone}
 
@@ -211,7 +211,7 @@ class Loaded:
         self._iterator = iter(self._loader)
 
     def _next(self, step: int) -> tuple[Any] | None:
-        """The next batch of the epoch, in a tuple; None at its end."""
+        """Return the next batch of the epoch, in a tuple; None at its end."""
         redraw(self._seed, BATCH, step, self._processes.rank)
         assert self._iterator is not None
         try:
@@ -220,7 +220,7 @@ class Loaded:
             return None
 
     def _generators(self) -> list[torch.Generator]:
-        """The generators that the order of the loader depends on, each once."""
+        """Return the generators that the order of the loader depends on, each once."""
         parts = (self._loader, _sampler(self._loader), self._loader.batch_sampler)
         found = [getattr(part, "generator", None) for part in parts]
         unique = {id(one): one for one in found if isinstance(one, torch.Generator)}
@@ -236,7 +236,7 @@ def redraw(*key: int) -> None:
 
 
 def rows_of(values: Any, name: str, most: int, *, exact: bool) -> tuple[Tensor, ...]:
-    """A batch as a tuple of tensors, its rows counted.
+    """Return a batch as a tuple of tensors, its rows counted.
 
     Parameters
     ----------
@@ -278,7 +278,7 @@ def rows_of(values: Any, name: str, most: int, *, exact: bool) -> tuple[Tensor, 
 
 
 def _sampler(loader: DataLoader) -> Any:
-    """What gives the order: the sampler within the batch sampler, where there is one."""
+    """Return the sampler that gives the order, which may be within the batch sampler."""
     inner = getattr(loader.batch_sampler, "sampler", None)
     return loader.sampler if inner is None else inner
 

@@ -62,14 +62,14 @@ class Processes:
     others: bool = False
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The network with its gradients averaged over the processes; all start from rank 0's."""
+        """Return the network with gradients averaged over processes, which start from rank 0's."""
         if self.count == 1:
             return model
         on_gpu = self.device.type == "cuda"
         return DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
 
     def no_sync(self, module: nn.Module, more: bool) -> AbstractContextManager:
-        """Keep gradients to the process while more parts of the step are to come."""
+        """Accumulate gradients in the process while more parts of the step follow."""
         if more and isinstance(module, DistributedDataParallel):
             return module.no_sync()
         return nullcontext()
@@ -86,7 +86,7 @@ class Processes:
     def parts(
         self, batch: tuple[Tensor, ...], accumulate: int, *, local: bool = False
     ) -> list[tuple[Tensor, ...]]:
-        """This process's rows of a batch, on its device, in `accumulate` parts.
+        """Return this process's rows of a batch, on its device, in `accumulate` parts.
 
         The parts are equal where the rows divide equally. With `local` the batch is that of this
         process alone.
@@ -97,7 +97,7 @@ class Processes:
         return list(zip(*(t.chunk(accumulate) for t in mine), strict=True))
 
     def collect(self, value: Result) -> list[Result]:
-        """The values of all processes, in their order; every process calls it."""
+        """Return the values of all processes, in their order; every process calls it."""
         if self.count == 1:
             return [value]
         everyone: list[Any] = [None] * self.count
@@ -105,7 +105,7 @@ class Processes:
         return everyone
 
     def gather(self, values: Tensor, signum: int) -> tuple[NDArray[np.float64], int]:
-        """Means of values over the processes, and the signal that any of them caught (or 0).
+        """Return means of values over the processes, and the signal that any caught (or 0).
 
         Parameters
         ----------
@@ -129,7 +129,7 @@ class Processes:
         return table[:, :-1].mean(axis=0).reshape(values.shape), int(table[:, -1].max())
 
     def any_signal(self, caught: list[int]) -> int:
-        """The signal that any of the processes caught, or 0."""
+        """Return the signal that any of the processes caught, or 0."""
         nothing = torch.zeros(0, dtype=torch.float64, device=self.device)
         return self.gather(nothing, max(caught, default=0))[1]
 
@@ -159,7 +159,7 @@ class Processes:
 
 
 def device(name: str) -> torch.device:
-    """The device of a name.
+    """Return the device of a name.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Learning-rate schedules: functions of the step, immutable and stored as JSON.
 
-A scheduler of torch is stepped through the whole training beforehand (`unrolled`).
+A scheduler of torch is stepped through the whole training in advance (`unrolled`).
 """
 
 import copy
@@ -187,7 +187,7 @@ class Unrolled:
         return self.rates[whole(step, "step", 0)]
 
     def betas(self, step: int) -> tuple[float, float]:
-        """Decay of Adam's two running means in a step."""
+        """Return the decay of Adam's two running means in a step."""
         return self.pairs[step if len(self.pairs) > 1 else 0]
 
 
@@ -195,7 +195,7 @@ Schedule = Constant | Cosine | StepDecay | Unrolled
 
 
 def schedule_dict(schedule: Schedule) -> dict[str, Any]:
-    """A schedule for JSON: its kind and its numbers; of an unrolled one the digest of its rates."""
+    """Return a schedule for JSON: kind and numbers; of an unrolled one the digest of its rates."""
     kind = {"kind": type(schedule).__name__}
     if not isinstance(schedule, Unrolled):
         return kind | asdict(schedule)
@@ -207,7 +207,7 @@ def schedule_dict(schedule: Schedule) -> dict[str, Any]:
 def unrolled(
     scheduler: Any, steps: int, optimizer: str, betas: tuple[float, float], weight_decay: float
 ) -> Unrolled:
-    """The rates of a scheduler of torch in the steps of a training.
+    """Return the rates of a scheduler of torch in the steps of a training.
 
     The scheduler is stepped once for each step, and put back with its optimiser as it was. So
     it becomes a function of the step like any other schedule, which a resumed training repeats.
@@ -291,7 +291,7 @@ def unrolled(
 
 
 def _one_rate(kind: str, optimizer: Any) -> float:
-    """The learning rate of an optimiser, the same in all its groups."""
+    """Return the learning rate of an optimiser, the same in all its groups."""
     found = {float(group["lr"]) for group in optimizer.param_groups}
     if len(found) > 1:
         raise InputError(

@@ -112,7 +112,7 @@ _RATE = Constant(1e-3)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train; numbers and names only, so that files can hold it.
+    """Settings of a training; numbers and names only, so that files can hold them.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ class TrainConfig:
 
 
 class Method:
-    """A way of training whose steps are not those of an optimiser along a gradient.
+    """Training method whose steps are not those of an optimiser along a gradient.
 
     `TrainConfig` takes one as its optimizer; checkpoints, history and progress stay as they are.
     """
@@ -244,7 +244,7 @@ class Method:
     """Processes that take the steps; more than one import the script that starts them."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Settings for JSON, with the name of the method."""
+        """Return the settings for JSON, with the name of the method."""
         raise NotImplementedError
 
     def check(self, config: TrainConfig) -> None:
@@ -253,7 +253,7 @@ class Method:
     def learner(
         self, model: nn.Module, objective: "Objective", config: TrainConfig, processes: Processes
     ) -> "Learner":
-        """Make what takes the steps; parameters as for `Learner`."""
+        """Return the learner, which computes the steps; parameters as for `Learner`."""
         raise NotImplementedError
 
 
@@ -353,7 +353,7 @@ class TransportObjective:
 
 
 def objective(loss_fn: Callable[[Tensor, Tensor], Tensor], weight: float = 0.0) -> Objective:
-    """Make the objective loss_fn(output, targets) + weight * cost [1]_.
+    """Return the objective loss_fn(output, targets) + weight * cost [1]_.
 
     Parameters
     ----------
@@ -394,7 +394,7 @@ def objective(loss_fn: Callable[[Tensor, Tensor], Tensor], weight: float = 0.0) 
 
 
 def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy over all samples and tokens.
+    """Return the mean cross-entropy over all samples and tokens.
 
     Parameters
     ----------
@@ -447,7 +447,7 @@ TRAINING, EVALUATION = 0, 1  # purposes of random numbers
 
 
 class Learner:
-    """A network and what takes its steps, over all processes.
+    """A network and the rule that computes its steps, over all processes.
 
     Parameters
     ----------
@@ -489,7 +489,7 @@ class Learner:
         )
 
     def step(self, number: int, batch: tuple[Tensor, ...], *, local: bool = False) -> Tensor:
-        """Take a step with a global batch.
+        """Compute a step with a global batch.
 
         Its random numbers depend on (seed, number, process) alone, so that they are the same
         after a resume and whatever was evaluated before.
@@ -517,11 +517,11 @@ class Learner:
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the weights."""
+        """Return the state of a checkpoint beside the weights."""
         raise NotImplementedError
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take over the state from a checkpoint.
+        """Restore the state from a checkpoint.
 
         Parameters
         ----------
@@ -536,18 +536,18 @@ class Learner:
         raise NotImplementedError
 
     def notes(self) -> dict[str, str]:
-        """Further attributes of the history."""
+        """Return further attributes of the history."""
         return {}
 
     def close(self) -> None:
-        """Give back what is held, at the end of a training."""
+        """Release resources at the end of a training."""
 
     def finite(self) -> bool:
-        """Whether all weights are finite."""
+        """Return whether all weights are finite."""
         return bool(torch.stack([p.isfinite().all() for p in self.parameters]).all())
 
     def values(self, loss: Loss) -> Tensor:
-        """The numbers of a loss: (1 + parts,), float64, on the device."""
+        """Return the numbers of a loss: (1 + parts,), float64, on the device."""
         if not isinstance(loss, Loss) or loss.total.ndim:
             raise InputError(
                 "the objective returned no Loss(total, parts) with a total of one number: return "
@@ -588,7 +588,7 @@ class GradientLearner(Learner):
         self.optimizer.zero_grad(set_to_none=True)  # left by a caller, or by a crash
 
     def step(self, number: int, batch: tuple[Tensor, ...], *, local: bool = False) -> Tensor:
-        """As for `Learner`."""
+        """Compute a step as `Learner` does."""
         config, processes = self.config, self.processes
         redraw(config.seed, TRAINING, number, processes.rank)
         for group in self.optimizer.param_groups:
@@ -617,11 +617,11 @@ class GradientLearner(Learner):
         return torch.cat([mean, norm.detach().to(mean).reshape(1)])
 
     def state(self) -> dict[str, Any]:
-        """State of the optimiser: its running means, by the number of the parameter."""
+        """Return the state of the optimiser: its running means, by the number of the parameter."""
         return self.optimizer.state_dict()
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """As for `Learner`: the running means of the optimiser."""
+        """Restore the running means of the optimiser, as `Learner` does."""
         own = self.optimizer.state_dict()["param_groups"]
         places = [p for group in self.optimizer.param_groups for p in group["params"]]
         states = saved["state"]
@@ -635,7 +635,7 @@ class GradientLearner(Learner):
 
     @contextmanager
     def _compiled_blocks(self) -> Iterator[None]:
-        """Compiled blocks in place of the plain ones for a step, forward and backward.
+        """Replace blocks by compiled ones in a step, forward and backward.
 
         Only then: compiled code does not see the hooks by which a network is inspected later.
         """
@@ -673,7 +673,7 @@ _READ_EVERY = 10  # steps between readings on a GPU: each waits for the GPU
 
 
 class NonFiniteLossError(WflowError, ArithmeticError):
-    """A loss, a gradient or a weight was infinite or NaN; the checkpoint was left as it was.
+    """Error: a loss, a gradient or a weight was infinite or NaN; the checkpoint is unchanged.
 
     Attributes
     ----------
@@ -771,13 +771,13 @@ def train(
 
     Notes
     -----
-    A training that was cut off and resumed has the bits of an unbroken one, wherever torch's own
-    operations are reproducible. With a DataLoader this holds for its order (sampler with or without
-    a generator, `set_epoch`), for what a data set draws from torch in this process or in workers
-    that are not persistent, and for NumPy's global numbers in such workers. The batches of the
-    epoch that were taken before are read again for it. It does not hold for a data set that draws
-    from NumPy or `random` in this process, for persistent workers, and for samplers with another
-    state of their own.
+    A training that was interrupted and resumed is bitwise identical to an uninterrupted one where
+    the operations of torch are reproducible. With a DataLoader this holds for its order (sampler
+    with or without a generator, `set_epoch`), for what a data set draws from torch in this process
+    or in workers that are not persistent, and for NumPy's global numbers in such workers. The
+    batches of the epoch that were taken before are read again for it. It does not hold for a data
+    set that draws from NumPy or `random` in this process, for persistent workers, and for samplers
+    with another state of their own.
 
     Examples
     --------
@@ -914,7 +914,7 @@ class _Run:
                 return
 
     def dataset(self) -> "Dataset":
-        """What was recorded."""
+        """Return the recorded history."""
         attrs = {
             "label": self.label,
             "config": json.dumps(self.identity),
@@ -924,7 +924,7 @@ class _Run:
         return self.history.dataset(attrs | self.learner.notes())
 
     def _step(self) -> Tensor:
-        """Take a step with the next batch."""
+        """Compute a step with the next batch."""
         source, processes = self.source, self.processes
         share = self.config.batch // (processes.count if source.local else 1)
         loaded = isinstance(source, Loaded)
@@ -1013,7 +1013,7 @@ class _Run:
         replace(self.folder / METRICS_JSON, KINDS[METRICS_JSON], write)
 
     def _not_finite(self, what: str, step: int) -> NonFiniteLossError:
-        """The error for a step whose numbers are recorded."""
+        """Return the error for a step whose numbers are recorded."""
         numbers = dict(zip(self.history.columns, self.history.rows[step], strict=True))
         loss, norm = numbers["loss"], numbers["gradient_norm"]
         kept = "" if self.folder is None else f"; what {self.folder} held is kept"

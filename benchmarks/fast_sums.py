@@ -2,6 +2,7 @@
 
     python benchmarks/fast_sums.py [--json benchmarks/results/fast_sums.json]
     python benchmarks/fast_sums.py --check 10000
+    python benchmarks/fast_sums.py --backend torch [--device cuda] [--largest 1000000]
 
 One process, double precision: velocity and every energy term (drift, noise and Itô term) of one
 path, as `wflow.solve` asks for them, softmax descent, tolerance 1e-10. Heads D = Z + Z^T, and
@@ -12,12 +13,17 @@ the fast ones up to 20,000 and once beyond.
 Peak memory is that of a child process that takes two steps with 10^6 tokens. `--check N` compares
 estimates and true errors, against extended precision, in N random cases (`random_clouds.py`) and
 prints the smallest ratio; the run ends with status 1 if it is below one.
+
+`--backend torch` compares the series of `wflow/kernels/torch/series.py` on a device, from NumPy
+arrays to NumPy arrays, with those of Numba on the processor of the same machine: both in turn, one
+path of many tokens and many paths of 3,000, and where the exact sums on the device take part.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +94,50 @@ def compare(n: int, d: int, law: str, rounds: int, exact_until: int) -> dict[str
     row |= {"fast": spread(taken["fast"]), "fast_rounds_s": taken["fast"]}
     row["speedup"] = row["exact"]["median_ms"] / row["fast"]["median_ms"]
     return row
+
+
+def on_device(device: str, rounds: int, largest: int) -> list[dict[str, Any]]:
+    """Times of the series by torch and by Numba in turn, and of the exact sums by torch."""
+    from wflow.kernels.torch.series import series_sums
+    from wflow.kernels.torch.sums import torch_sums
+
+    rows = []
+    cases = [(d, 1, n) for d in (3, 2) for n in (10_000, 100_000, MILLION)]
+    cases += [(d, paths, 3000) for d in (3, 2) for paths in (16, 256)]
+    for d, paths, n in cases:
+        if paths * n > largest:
+            continue
+        several = [problem(n, d, law="relaxed", seed=seed) for seed in range(paths)]
+        given = tuple(map(np.concatenate, zip(*several, strict=True)))
+        x, D, drift, noise, sigma2 = given
+        arrays = (x, D, D, drift, noise, sigma2)
+        how: dict[str, Any] = {"flow": SOFTMAX, "sign": -1.0, "device": device}
+        calls: dict[str, Callable] = {
+            "torch": partial(series_sums, *arrays, tolerance=TOLERANCE, **how),
+            "numba": partial(fast, given),
+        }
+        if paths * n * n * HEADS <= (1e9 if device == "cpu" else 1e12):
+            calls["exact"] = partial(torch_sums, *arrays, causal=False, **how)
+        (v, terms, _), (u, table, _) = calls["torch"](), calls["numba"]()
+        row: dict[str, Any] = {"d": d, "paths": paths, "n": n, "heads": HEADS, "device": device}
+        row["velocity_difference"] = float(np.abs(v - u).max())
+        there = np.abs(table).max(axis=0) > 0  # no last moves
+        gaps = np.abs(terms - table)[:, there] / np.abs(table).max(axis=0)[there]
+        row["term_difference"] = float(gaps.max())
+        row |= {name: spread(found) for name, found in in_turn(calls, rounds).items()}
+        for name in ("numba", "exact"):
+            if name in row:
+                ratio = row[name]["median_ms"] / row["torch"]["median_ms"]
+                row[f"{name}_over_torch"] = ratio
+        rows.append(row)
+        print(
+            f"d={d} paths={paths:<4} n={n:<8}{row['torch']['median_ms']:>10.2f} ms by torch, Numba "
+            f"takes {row['numba_over_torch']:.3g} times that"
+            + (f", exact sums {row['exact_over_torch']:.3g} times" if "exact" in row else "")
+            + f"; velocities differ by {row['velocity_difference']:.1e}",
+            flush=True,
+        )
+    return rows
 
 
 def crossover(d: int, heads: int, rounds: int) -> dict[str, Any]:
@@ -161,8 +211,19 @@ def main() -> None:
     parser.add_argument("--check", type=int, default=0, help="only compare estimates with errors")
     parser.add_argument("--first-seed", type=int, default=0, help="first random case of --check")
     parser.add_argument("--json", type=Path, default=RESULTS / "fast_sums.json")
+    parser.add_argument("--backend", choices=("numba", "torch"), default="numba")
+    parser.add_argument("--device", default="cuda", help="of the torch backend: cuda, cuda:N, cpu")
     options = parser.parse_args()
     threads = numba.get_num_threads()
+    if options.backend == "torch":
+        from wflow.kernels.torch.sums import resolve_device
+
+        device = resolve_device(options.device)
+        print(f"{machine()}, {threads} threads, torch on {device}, H={HEADS} f64")
+        rows = on_device(device, options.rounds, options.largest)
+        write(options.json.with_name("fast_sums_torch.json"),
+              f"{COMMAND} --backend torch --device {device}", threads, times=rows)  # fmt: skip
+        return
     if options.check:
         found = check(options.check, options.first_seed)
         for name, entry in found["smallest_estimate_over_error"].items():

@@ -24,10 +24,12 @@ USERS = [
 def test_kept_code_depends_on_shared_files_and_its_own_alone(name: str) -> None:
     """An edit of any other file would leave code on disk that is out of date."""
     shared = [HOME / folder for folder in cache._SHARED]
+    without = [HOME / other for other in cache._WITHOUT]
     for value in vars(importlib.import_module(name)).values():
         if is_jitted(value) and value.py_func.__module__ != name:
             file = Path(value.py_func.__code__.co_filename)
             assert any(folder in file.parents for folder in shared), file
+            assert not any(file.is_relative_to(other) for other in without), file
 
 
 def test_the_folder_of_compiled_code_follows_the_text_of_shared_files(
@@ -44,7 +46,13 @@ def test_the_folder_of_compiled_code_follows_the_text_of_shared_files(
     before = digest("a")
     assert digest("a") == before != digest("b")
     source.write_text("two = 2\n")
-    assert digest("a") != before
+    after = digest("a")
+    assert after != before
+    for other in cache._WITHOUT:
+        file = tmp_path / other / "plain.py" if not other.endswith(".py") else tmp_path / other
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("three = 3\n")
+    assert digest("a") == after
 
 
 def test_code_lies_in_the_folder_that_the_user_names(monkeypatch: pytest.MonkeyPatch) -> None:

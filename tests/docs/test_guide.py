@@ -13,7 +13,7 @@ import wflow
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["start", "guide/tour", "guide/flows", "guide/laws", "guide/schemes", "guide/budget"]
-PAGES += ["guide/sums", "guide/transport", "guide/stationary", "guide/run_files"]
+PAGES += ["guide/transport", "guide/stationary", "guide/run_files"]
 PAGES += ["results/reproductions/glpr"]
 
 
@@ -46,8 +46,8 @@ def test_the_code_of_the_first_page_prints_what_stands_below_it(tmp_path, monkey
     assert len(text.encode()) < 7000 and len(text.splitlines()) <= 110
 
 
-@pytest.mark.parametrize("page", ["guide/control", "guide/sparse_transformers"])
-def test_the_code_of_a_page_with_networks_runs(page, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("page", ["guide/control", "guide/sparse_transformers", "guide/sums"])
+def test_the_code_of_a_page_with_torch_runs(page, tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
     test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys)
 

@@ -245,20 +245,43 @@ def test_velocities_that_are_no_numbers_end_the_run(mesh, evaluations, dt):
         solve(mesh, 100.0 if dt is None else 0.1, flow=Breaks(evaluations), dt=dt)
 
 
+@pytest.mark.parametrize("mesh", [Circle(64), Sphere(162), Fourier(16), Harmonics(10)])
+@pytest.mark.parametrize("method", ["exact", "fast"])
+def test_sums_by_torch_give_the_run_of_numba(mesh, method):
+    pytest.importorskip("torch")
+    d = mesh.dim + 1
+    by_numba, by_torch = (
+        solve(
+            mesh, 0.02, law=OrnsteinUhlenbeck(np.eye(d)), heads=2, dt=0.01, kappa=0.1, paths=2,
+            compute=wflow.Compute(method=method, **backend),
+        )
+        for backend in ({}, {"backend": "torch", "device": "cpu"})
+    )  # fmt: skip
+    assert '"backend": "torch"' in by_torch.attrs["config"]
+    for name in ("density", "energy", "edi_residual"):
+        np.testing.assert_allclose(by_torch[name], by_numba[name], rtol=1e-9, atol=1e-11)
+
+
+BY_TORCH = {"method": "fast", "backend": "torch", "device": "cpu"}
+
+
 @pytest.mark.parametrize(
-    ("law", "mesh"),
+    ("law", "mesh", "sums"),
     [
-        (Oscillating(2), Circle(16)),
-        (OrnsteinUhlenbeck(np.eye(2)), Circle(16)),
-        (Oscillating(2), Fourier(16)),
+        (Oscillating(2), Circle(16), {}),
+        (OrnsteinUhlenbeck(np.eye(2)), Circle(16), {}),
+        (OrnsteinUhlenbeck(np.eye(2)), Circle(16), BY_TORCH),
+        (Oscillating(2), Fourier(16), {}),
     ],
 )
-def test_a_run_in_a_file_resumes_to_the_same_bits(tmp_path, monkeypatch, law, mesh):
+def test_a_run_in_a_file_resumes_to_the_same_bits(tmp_path, monkeypatch, law, mesh, sums):
+    if sums:
+        pytest.importorskip("torch")
     kwargs: Any = {
         "mesh": mesh, "heads": np.stack([np.eye(2), np.diag([0.5, -0.5])]), "t_final": 0.1,
         "kappa": 0.1, "paths": 2,
         "dt": None if law.deterministic else 0.001,
-        "compute": wflow.Compute(checkpoint_every=0.0),
+        "compute": wflow.Compute(checkpoint_every=0.0, **sums),
     }  # fmt: skip
     whole = solve(law=law, **kwargs)
     out = tmp_path / "run.h5"

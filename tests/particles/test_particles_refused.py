@@ -57,7 +57,6 @@ REFUSED = [
     ({"compute": Compute(method="best")}, "compute.method"),
     ({"compute": Compute(backend="cupy")}, "compute.backend is 'cupy'"),
     ({"compute": Compute(device="cuda")}, "backend='torch'"),
-    ({"compute": Compute(backend="torch", method="fast")}, "method='exact'"),
     ({"compute": Compute(method="fast", tolerance=1e-17)}, "1e-13 <= tolerance"),
     ({"compute": Compute(method="fast", tolerance=0.5)}, "tolerance is 0.5"),
     ({"compute": Compute(method="fast"), "causal": True}, "no causal"),

@@ -54,7 +54,8 @@ class Sums:
     device: str | None = None
 
     def resolved(self, n: int, d: int, causal: bool) -> "Sums":
-        """Return these sums for n tokens in R^d: "auto" becomes "exact" where no series could pay.
+        """Return these sums for n tokens in R^d: "auto" becomes "exact" where no series could pay, and
+        on the torch backend, where nothing decides between them.
 
         Raises
         ------
@@ -65,22 +66,21 @@ class Sums:
         check_choice("backend", self.backend, BACKENDS)
         method, device = self.method, self.device
         tolerance = number(self.tolerance, "tolerance")
+        if method == "fast" and causal:
+            raise InputError("the fast sums have no causal mask: take method='exact'")
         if self.backend == "torch":
-            if method == "fast":
-                raise InputError(
-                    "backend='torch' forms exact sums: take method='exact', or backend='numba' "
-                    "for the fast ones"
-                )
             from wflow.kernels.torch.sums import resolve_device
 
-            return Sums("exact", tolerance, "torch", resolve_device(device))
+            if method == "fast":
+                tolerance = check_tolerance(tolerance, d)
+            else:
+                method = "exact"
+            return Sums(method, tolerance, "torch", resolve_device(device))
         if device is not None and (not isinstance(device, str) or device != "cpu"):
             raise InputError(
                 f"device is {shown(device)}, but backend='numba' runs on the CPU: give "
                 "backend='torch'"
             )
-        if method == "fast" and causal:
-            raise InputError("the fast sums have no causal mask: take method='exact'")
         if method != "exact":
             # An impossible tolerance is an error for any n and d.
             tolerance = check_tolerance(tolerance, d if method == "fast" else 2)
@@ -108,13 +108,14 @@ class Kernels(NamedTuple):
 
     pairs, blocked : exact sums by Numba for d below and from `BLOCKED_FROM`
     fast : by series; returns the error (paths,) last
-    torch : name in `kernels.torch.sums`, which loads PyTorch
+    torch, torch_fast : names in `kernels.torch.sums` and `.series`, which load PyTorch
     """
 
     pairs: Callable
     blocked: Callable
     fast: Callable
     torch: str
+    torch_fast: str
 
     def exact(self, sums: Sums, d: int) -> Callable:
         """Return the function for exact sums on this backend; by Numba, the fastest for this d."""
@@ -124,12 +125,24 @@ class Kernels(NamedTuple):
             return partial(getattr(on_device, self.torch), device=sums.device or "cpu")
         return self.pairs if d < BLOCKED_FROM else self.blocked
 
+    def series(self, sums: Sums) -> Callable:
+        """The sums by series on this backend, to this tolerance."""
+        fast = self.fast
+        if sums.backend == "torch":
+            from wflow.kernels.torch import series as on_device
 
-VELOCITIES = Kernels(fused_sums, blocked_sums, fast_sums, "torch_sums")
+            fast = partial(getattr(on_device, self.torch_fast), device=sums.device or "cpu")
+        return partial(fast, tolerance=sums.tolerance)
+
+
+VELOCITIES = Kernels(fused_sums, blocked_sums, fast_sums, "torch_sums", "series_sums")
 LAPLACIAN = Kernels(
-    diffusion.energy_laplacian, diffusion.energy_laplacian, fast_laplacian, "torch_laplacian"
+    diffusion.energy_laplacian, diffusion.energy_laplacian, fast_laplacian, "torch_laplacian",
+    "series_laplacian",
+)  # fmt: skip
+HEAD_SUMS = Kernels(
+    pair_head_sums, blocked_head_sums, fast_head_sums, "torch_head_sums", "series_head_sums"
 )
-HEAD_SUMS = Kernels(pair_head_sums, blocked_head_sums, fast_head_sums, "torch_head_sums")
 
 
 class Evaluation(NamedTuple):
@@ -181,7 +194,7 @@ def evaluate(
     if not sums.have_error:
         velocity, table = exact(*per_path)
     else:
-        fast = partial(VELOCITIES.fast, **how, tolerance=sums.tolerance)
+        fast = partial(VELOCITIES.series(sums), **how)
         series = _by_series(x, score, sums, symmetric)
         velocity, table, error = _path_by_path(series, exact, fast, per_path)
     terms = dict(zip(TERMS, table.T, strict=True))
@@ -199,9 +212,10 @@ def energy_laplacian(
     """
     D = _dense(D, D.shape, x.dtype)
     series = _by_series(x, D, sums, symmetric=False)
-    fast = partial(LAPLACIAN.fast, tolerance=sums.tolerance)
     exact = LAPLACIAN.exact(sums, x.shape[2])
-    laplacian, error = _path_by_path(series, lambda *case: (exact(*case),), fast, (x, D))
+    laplacian, error = _path_by_path(
+        series, lambda *case: (exact(*case),), LAPLACIAN.series(sums), (x, D)
+    )
     return laplacian, error
 
 
@@ -282,7 +296,7 @@ def head_sums(
     else:
         series = np.full(paths, sums.method == "fast")
     exact = partial(HEAD_SUMS.exact(sums, x.shape[2]), causal=causal, vectors=vectors)
-    fast = partial(HEAD_SUMS.fast, vectors=vectors, tolerance=sums.tolerance)
+    fast = partial(HEAD_SUMS.series(sums), vectors=vectors)
     return HeadSums(*_path_by_path(series, exact, fast, (x, D, cloud, weights)))
 
 

@@ -196,7 +196,8 @@ def solve(
     save : wflow.SaveAt, default SaveAt()
         What is kept, and when; densities take the place of tokens.
     compute : wflow.Compute, default Compute()
-        Method and tolerance of the sums, threads, and seconds between checkpoints.
+        Method, tolerance, backend and device of the sums over the mesh, threads, and seconds
+        between checkpoints. What is not such a sum is computed by NumPy.
 
     Returns
     -------
@@ -327,10 +328,10 @@ def _problem(
             f"{shown(mesh)} has a stable step: take kappa > 0, or finite volumes (Circle, Sphere)"
         )
     compute = compute if isinstance(compute, Compute) else _no_options(compute)
-    if compute.backend != "numba" or compute.dtype != "float64" or compute.batch is not None:
+    if compute.dtype != "float64" or compute.batch is not None:
         raise InputError(
-            "the mean-field equation is solved by numba in double precision, all paths together: "
-            "leave out compute.backend, compute.dtype and compute.batch"
+            "the mean-field equation is solved in double precision, all paths together: leave out "
+            "compute.dtype and compute.batch"
         )
     particles = problem_of(
         mesh.centres, law, heads=heads, t_final=t_final, dt=dt, paths=paths, seed=seed, flow=flow,

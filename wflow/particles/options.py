@@ -110,11 +110,12 @@ class Compute(ShortRepr):
     ----------
     method : {"auto", "exact", "fast"}, default "auto"
         "exact" sums over all pairs, "fast" sums by series for d = 2 and 3, whose cost is linear in
-        n, or "auto": at every step and path the one expected to take less time.
+        n, or "auto": at every step and path the one expected to take less time, by measurements
+        on processors; with the torch backend always "exact".
     tolerance : float, default 1e-10
         Relative error that fast sums keep below; `sum_error` in the result estimates it.
     backend : {"numba", "torch"}, default "numba"
-        "numba" on the processor, or "torch": exact sums on a GPU.
+        "numba" on the processor, or "torch": the same sums on a GPU.
     device : str, optional
         Device of the torch backend: "cuda", "cuda:1", ... or "cpu". None means "cuda".
     dtype : {"float64", "float32"}, default "float64"

@@ -31,6 +31,7 @@ from wflow._core.errors import warn
 _PACKAGE = Path(__file__).parents[2]
 # Compiled functions of other files are called by those of their own file alone.
 _SHARED = ("_core/compiler", "kernels", "sphere")
+_WITHOUT = ("kernels/torch", "kernels/evaluate.py")  # of these, what no compiled function can call
 _CHECKSUM = hashlib.sha256().digest_size
 _FOLDERS_KEPT = 8
 
@@ -134,9 +135,11 @@ def _digest_of_shared(described: tuple[str, ...]) -> str:
     """Digest of what all compiled functions depend on, for that processor."""
     versions = numba.__version__, llvmlite.__version__, sys.implementation.cache_tag, sys.version
     digest = hashlib.sha256("\n".join((*described, *versions)).encode())
+    without = [_PACKAGE / name for name in _WITHOUT]
     for folder in _SHARED:
         for file in sorted((_PACKAGE / folder).rglob("*.py")):
-            digest.update(_digest_of_file(file).encode())
+            if not any(file.is_relative_to(other) for other in without):
+                digest.update(_digest_of_file(file).encode())
     return digest.hexdigest()[:16]
 
 

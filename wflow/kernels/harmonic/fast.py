@@ -889,13 +889,25 @@ def expansion(
     coefficient, strength = passes.coefficients(
         points, masses, D[inside], degrees, chosen.tops[inside], table_of(x.shape[1]), products
     )
+    error = expansion_error(chosen, inside, factor, noise, strength)
+    return Expansion(coefficient[:-1], coefficient[-1], error)
+
+
+def expansion_error(
+    chosen: Plan, inside: NDArray[np.int64], factor: float | Floats, noise: float | Floats,
+    strength: Floats,
+) -> Floats:  # fmt: skip
+    """Bounds of what is missing in the sums of the heads `inside` of one path.
+
+    factor, noise : of the `Sources`, one or one a head; strength : sum |w| exp|D y| of each head
+    """
     rho = chosen.rho[inside]
+    degree = int(chosen.degrees[inside].max())
     off = max(0.0, chosen.off - 8 * EPSILON)
     rounding = (ROUNDING + ROUNDING_SCORE * rho) * EPSILON + (degree + 3 + rho) * off
     tails = factor * chosen.tails[inside]
     nodes = ROUNDING_NODES * EPSILON * noise
-    error = (tails + nodes) * np.exp(rho) + rounding * strength
-    return Expansion(coefficient[:-1], coefficient[-1], error)
+    return np.asarray((tails + nodes) * np.exp(rho) + rounding * strength)
 
 
 def by_degree(degrees: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -925,7 +937,7 @@ def panels_of(
     return table.reshape(panels, size * TILE_COLUMNS), sizes, degree
 
 
-def _squared(N: Floats) -> Floats:
+def squared_forms(N: Floats) -> Floats:
     """Return <x, N y>^2 as forms (heads, K, K) in the products x_a x_c, y_b y_e, a <= c, b <= e."""
     heads, d, _ = N.shape
     pairs = [(a, c) for a in range(d) for c in range(a, d)]
@@ -965,7 +977,7 @@ def expanded(
         )
     if noise is not None:
         of_pairs = coefficient[:, :, 1 + d :].swapaxes(1, 2) @ moment[:, 1 + d :]
-        along_noise[inside] = np.einsum("hyx,hxy->h", of_pairs, _squared(noise[inside]))
+        along_noise[inside] = np.einsum("hyx,hxy->h", of_pairs, squared_forms(noise[inside]))
     # A head whose mean mobility misses the tolerance misses it at most tokens.
     with np.errstate(invalid="ignore"):
         kept = error[inside] * (1 + 1 / tolerance) <= mean[inside]

@@ -11,6 +11,8 @@ and a target where delta_h sum_j |w_hj| exceeds the tolerance times |m_h(x)| is 
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numba import njit, prange
@@ -140,8 +142,8 @@ def _one_path(
     x: Floats, D: Floats, cloud: Floats, weights: Floats | None, vectors: bool, tolerance: float
 ) -> tuple[Floats, Floats, Floats, float]:
     (targets, d), heads = x.shape, len(D)
-    masses, norms = _masses(weights)
-    chosen, signed = _plan(x, D, cloud, masses, tolerance)
+    masses, norms = masses_of(weights)
+    chosen, signed = plan_weighted(x, D, cloud, masses, tolerance)
     shift, m = np.zeros((heads, targets)), np.empty((heads, targets))
     S = np.empty((heads, targets if vectors else 0, d))
     if not chosen.finite:
@@ -171,9 +173,26 @@ def _one_path(
         panels, sizes, degree = panels_of(coefficient, degrees[ranks], d, norm[order])
         columns = coefficient.shape[2]
         evaluate_targets(x, order, panels, sizes, columns, degree, table_of(d), m, S)
-    np.multiply(bound, norm, out=bound, where=np.isfinite(bound))  # weights may all be zero
+    exact = partial(pair_head_sums, causal=False, vectors=vectors)
+    worst = sum_exactly(x, D, cloud, weights, chosen, bound, norm, tolerance, shift, m, S, exact)
+    return shift, m, S, worst
+
+
+def sum_exactly(
+    x: NDArray, D: NDArray, cloud: NDArray, weights: NDArray | None, chosen: Plan, bound: Floats,
+    norm: Floats, tolerance: float, shift: NDArray, m: NDArray, S: NDArray, exact: Callable,
+) -> float:  # fmt: skip
+    """Replace what series of one path give beyond the tolerance; the estimated error of the others.
+
+    Parameters
+    ----------
+    bound : (heads,) of a head's error, in units of its norm (heads,); inf for a head without series
+    shift, m, S : of all heads and targets
+    exact : as `pairs.weighted.pair_head_sums`, for the targets, heads and sources of one path
+    """
+    bound = np.multiply(bound, norm, out=bound.copy(), where=np.isfinite(bound))  # norms may be 0
     worst = 8 * EPSILON * (1 + min(float(chosen.rho.max(initial=0)), 64.0))  # of the exact sums
-    for h in range(heads):
+    for h in range(len(D)):
         size = np.abs(m[h])
         good = size >= bound[h] * (1 + 1 / tolerance)  # false for NaN
         if not math.isfinite(bound[h]):
@@ -182,17 +201,16 @@ def _one_path(
             worst = max(worst, float(bound[h] / (size[good].min() - bound[h])))
         if not good.all():
             own = None if weights is None else weights[None, h if len(weights) > 1 else 0][None]
-            redone = pair_head_sums(
-                np.ascontiguousarray(x[~good])[None], D[None, h : h + 1], cloud[None], own, False,
-                vectors,
-            )  # fmt: skip
+            redone = exact(
+                np.ascontiguousarray(x[~good])[None], D[None, h : h + 1], cloud[None], own
+            )
             shift[h, ~good], m[h, ~good] = redone[0][0, 0], redone[1][0, 0]
-            if vectors:
+            if S.size:
                 S[h, ~good] = redone[2][0, 0]
-    return shift, m, S, worst
+    return worst
 
 
-def _masses(weights: Floats | None) -> tuple[Floats | None, Floats]:
+def masses_of(weights: Floats | None) -> tuple[Floats | None, Floats]:
     """Return weights (sets, n) divided by their L1 norms, and these norms (sets,)."""
     if weights is None:
         return None, np.ones(1)
@@ -200,7 +218,7 @@ def _masses(weights: Floats | None) -> tuple[Floats | None, Floats]:
     return np.ascontiguousarray(weights / np.where(norms == 0, 1.0, norms)[:, None]), norms
 
 
-def _plan(
+def plan_weighted(
     x: Floats, D: Floats, cloud: Floats, masses: Floats | None, tolerance: float
 ) -> tuple[Plan, NDArray[np.bool_]]:  # fmt: skip
     """Return norms, bounds and degrees of the heads of one path, and which have mixed signs."""
@@ -236,8 +254,8 @@ def choose_weighted(
     points, clouds, matrices = as_doubles(x), as_doubles(sources), plain(D)
     sets = 1 if weights is None else weights.shape[1]
     for p in range(paths):
-        masses = None if weights is None else _masses(plain(weights[p]))[0]
-        chosen, _ = _plan(points[p], matrices[p], clouds[p], masses, tolerance)
+        masses = None if weights is None else masses_of(plain(weights[p]))[0]
+        chosen, _ = plan_weighted(points[p], matrices[p], clouds[p], masses, tolerance)
         # Values that are not finite end as NaN at once there.
         result[p] = not chosen.finite or exact > predicted_cost(
             points[p], matrices[p], chosen, tolerance, clouds[p], sets

@@ -128,7 +128,7 @@ def torch_sums(
         Where the arrays do not fit into the memory of the GPU.
     """
     strong = strong_heads(score)
-    with _within_memory(x, score, device):
+    with within_memory(x, score, device):
         tokens, scores = upload(x, device), upload(score, device)
         values = scores if value is score else upload(value, device)
         f, B, s = (upload(array, device) for array in (drift, noise, sigma2))
@@ -151,7 +151,7 @@ def torch_laplacian(
     InputError
         Where the arrays do not fit into the memory of the GPU.
     """
-    with _within_memory(x, score, device):
+    with within_memory(x, score, device):
         found = tiled_laplacian(upload(x, device), upload(score, device), strong_heads(score))
         return download(found)
 
@@ -180,7 +180,7 @@ def torch_head_sums(
     reach = np.sqrt(largest_squares(x) * largest_squares(sources))
     strong = strong_heads(D * reach.astype(D.dtype)[:, None, None, None])
     strong |= direct_bounds(sources, weights) < 0
-    with _within_memory(x, D, device):
+    with within_memory(x, D, device):
         results = tiled_head_sums(
             upload(x, device), upload(D, device), upload(sources, device),
             None if weights is None else upload(weights, device), causal, vectors, strong,
@@ -190,7 +190,7 @@ def torch_head_sums(
 
 
 @contextmanager
-def _within_memory(
+def within_memory(
     x: NDArray[np.floating], score: NDArray[np.floating], device: str
 ) -> Iterator[None]:
     """Tensors without gradients; InputError where they do not fit into the memory of the GPU."""

@@ -29,7 +29,7 @@ _COLUMNS, _HEADS = 1024, 8
 
 
 @contextmanager
-def _whole_products(x: torch.Tensor) -> Iterator[None]:
+def whole_products(x: torch.Tensor) -> Iterator[None]:
     """Matrix products without the shortened formats that a program may have allowed: autocast, and
     in single precision TF32 and the like."""
     with torch.autocast(x.device.type, enabled=False):
@@ -53,6 +53,14 @@ def _whole_products(x: torch.Tensor) -> Iterator[None]:
             choose(before)
 
 
+def tile_values(x: torch.Tensor) -> int:
+    """Numbers of the type of x that a tile holds on its device."""
+    if not x.is_cuda:
+        return _TILE_CPU
+    memory = torch.cuda.get_device_properties(x.device).total_memory
+    return min(_TILE_CUDA, memory // (_TILE_SHARE * x.element_size()))
+
+
 @dataclass(frozen=True)
 class Tile:
     """How many paths, heads, tokens i and tokens j are treated at once."""
@@ -66,10 +74,7 @@ class Tile:
     def of(cls, x: torch.Tensor, cloud: torch.Tensor, heads: int) -> Tile:
         """Decided by sizes and by the card's whole memory, not by what is free: the same bits."""
         paths, targets, _ = x.shape
-        values = _TILE_CPU
-        if x.is_cuda:
-            memory = torch.cuda.get_device_properties(x.device).total_memory
-            values = min(_TILE_CUDA, memory // (_TILE_SHARE * x.element_size()))
+        values = tile_values(x)
         columns = min(cloud.shape[1], _COLUMNS)
         rows = min(targets, max(32, values // (min(heads, _HEADS) * columns)))
         chunk = min(heads, max(1, values // (rows * columns)))
@@ -135,7 +140,7 @@ class _Block(NamedTuple):
     sums: Iterator[tuple[slice | list[int], RowSums]]
 
 
-def _blocks(
+def blocks(
     x: torch.Tensor, sources: Sources, score: torch.Tensor, strong: NDArray[np.bool_],
     second: Second, causal: bool, noise: torch.Tensor | None = None,
 ) -> Iterator[_Block]:  # fmt: skip
@@ -153,7 +158,7 @@ def _blocks(
                 None if noise is None else noise[chosen, some],
             )  # fmt: skip
 
-    with _whole_products(x):
+    with whole_products(x):
         for p in range(0, paths, batch):
             chosen = slice(p, p + batch)
             for start in range(0, targets, tile.rows):
@@ -171,8 +176,8 @@ def tiled_sums(
     out = torch.empty((2 * d + len(SCALARS), paths, n), dtype=x.dtype, device=x.device)
     second: Second = "pairs" if sigma2.shape[1] else None
     along = noise if second and noise.shape[1] else None
-    for block in _blocks(x, Sources.of(x), score, strong, second, causal, along):
-        sums = _Sums(block.own)
+    for block in blocks(x, Sources.of(x), score, strong, second, causal, along):
+        sums = RunningSums(block.own)
         for some, found in block.sums:
             chosen = block.paths, some
             sums.absorb(
@@ -193,22 +198,31 @@ def tiled_laplacian(
 
     The formula is that of `pairs.diffusion`; score (paths, heads, d, d) is symmetric.
     """
-    paths, n, d = x.shape
+    paths, n, _ = x.shape
     heads = score.shape[1]
     shares = torch.zeros((paths, n), dtype=torch.float64, device=x.device)
-    for block in _blocks(x, Sources.of(x), score, strong, "scores", False):
+    for block in blocks(x, Sources.of(x), score, strong, "scores", False):
         own, place = block.own, (block.paths, block.rows)
         for some, sums in block.sums:
             m, S, q, shift, square = (a.to(torch.float64) for a in sums if a is not None)  # no r
             D = score[block.paths, some].to(torch.float64)
-            z = torch.matmul(own[:, None].to(torch.float64), D)
-            itself = (z * own[:, None]).sum(-1)
-            trace = D.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None]
-            share = square * m - (d - 1) * (z * S).sum(-1) - q
-            share = share * shift.exp()
-            share += itself.exp() * (square - itself.square() + trace - itself)
+            share = laplacian_share(own.to(torch.float64), D, m, S, q, shift, square)
             shares[place] += share.sum(1)
     return shares.sum(-1) / (heads * float(n) * n)
+
+
+def laplacian_share(
+    own: torch.Tensor, D: torch.Tensor, m: torch.Tensor, S: torch.Tensor, q: torch.Tensor | None,
+    shift: torch.Tensor, square: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """Shares of tokens and heads (paths, heads, rows) in the Laplacian; without q but for it."""
+    d = own.shape[-1]
+    z = torch.matmul(own[:, None], D)
+    itself = (z * own[:, None]).sum(-1)
+    trace = D.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None]
+    share = square * m - (d - 1) * (z * S).sum(-1)
+    share = share if q is None else share - q
+    return share * shift.exp() + itself.exp() * (square - itself.square() + trace - itself)
 
 
 def tiled_head_sums(
@@ -222,7 +236,7 @@ def tiled_head_sums(
     S = torch.zeros((*shape[:2], targets if vectors else 0, d), dtype=x.dtype, device=x.device)
     divisor = cloud.shape[1] if weights is None else 1
     sources = Sources.of(cloud, weights, vectors=vectors)
-    for block in _blocks(x, sources, score, strong, None, causal):
+    for block in blocks(x, sources, score, strong, None, causal):
         for some, (mass, vector, _, _, exponent, _) in block.sums:
             heads = torch.arange(shape[1])[some]
             for place, h in enumerate(heads.tolist()):
@@ -381,7 +395,7 @@ def _shifted(
     return total[..., 0], total[..., 1:], q, r, top, z.square().sum(-1)
 
 
-class _Sums:
+class RunningSums:
     """Running sums over heads of a block of tokens own (paths, rows, d), as `headsums` keeps them.
 
     The sums of D S and of 1/m have separate scales, exp(e_gradient) and exp(e_inverse), since

@@ -54,8 +54,10 @@ class Sums:
     device: str | None = None
 
     def resolved(self, n: int, d: int, causal: bool) -> "Sums":
-        """Return these sums for n tokens in R^d: "auto" becomes "exact" where no series could pay, and
-        on the torch backend, where nothing decides between them.
+        """Return these sums for n tokens in R^d, with "auto" decided where it can be.
+
+        It becomes "exact" where no series could pay, and on the torch backend, where nothing
+        decides between them.
 
         Raises
         ------

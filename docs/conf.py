@@ -57,11 +57,14 @@ numfig = math_numfig = True  # equations are numbered by chapters: (4.2)
 numfig_secnum_depth = 1
 
 # Docstrings
-autodoc_typehints = "none"  # types are in the docstrings, where numpydoc looks for them
+autodoc_typehints = "signature"
+python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 autosummary_generate = False  # `api_pages` writes the pages
 numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False
+numpydoc_xref_param_type = True
+numpydoc_xref_ignore = "all"  # `api_pages` says what is linked
 python_maximum_signature_line_length = 80
 
 # Gallery

@@ -4,10 +4,12 @@ Nothing is loaded from a network, neither by the build nor by a page of the resu
 """
 
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
 
 from wflow._version import __version__  # noqa: E402
@@ -88,6 +90,8 @@ sphinx_gallery_conf = {
 # Pages
 html_theme = "pydata_sphinx_theme"
 html_title = f"wflow {release}"
+html_logo = html_favicon = "_static/logo.svg"
+html_search_scorer = str(HERE / "_ext" / "scorer.js")
 html_static_path = ["_static"]
 html_css_files = ["wflow.css"]
 html_js_files = ["wflow.js"]
@@ -97,9 +101,18 @@ html_copy_source = False
 html_show_search_summary = False  # a page opened from disk may not read the others
 html_context = {"default_mode": "auto"}
 html_theme_options = {
+    "logo": {"text": f"wflow {release}", "alt_text": "wflow"},
+    "icon_links": [
+        {
+            "name": "Repository",
+            "url": PROJECT["urls"]["Repository"],
+            "icon": "fa-brands fa-github",
+            "type": "fontawesome",
+        }
+    ],
     "navbar_align": "left",
     "header_links_before_dropdown": 7,
-    "navbar_end": ["theme-switcher"],
+    "navbar_end": ["theme-switcher", "navbar-icon-links"],
     "navigation_with_keys": False,
     "show_toc_level": 2,
     "footer_start": ["copyright"],

@@ -12,6 +12,8 @@ HERE = Path(__file__).resolve().parent
 PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
 
+from gallery_images import use_thumbnails  # noqa: E402
+
 from wflow._version import __version__  # noqa: E402
 
 project = "wflow"
@@ -76,6 +78,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"/plot_",
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": ("gallery_images.figures",),
+    "reset_modules": ("matplotlib", "gallery_images.style"),
     "capture_repr": ("_repr_html_", "__repr__"),
     "ignore_repr_types": r"matplotlib|Animation",
     "doc_module": ("wflow",),
@@ -132,6 +135,7 @@ copybutton_prompt_is_regexp = True
 
 def setup(app: Any) -> None:
     app.connect("config-inited", _prepare_gallery, priority=1)
+    app.connect("builder-inited", use_thumbnails, priority=900)  # after the gallery has run
 
 
 def _prepare_gallery(app: Any, config: Any) -> None:

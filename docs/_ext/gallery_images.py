@@ -82,19 +82,26 @@ def _design(figure: Figure, number: int, file: Path) -> None:
     axes = figure.axes[number]
     figure.suptitle("")
     for other in [*figure.axes, *figure.texts, *figure.legends]:
-        if other is not axes:
-            other.remove()
+        if other is not axes:  # hidden: axes that share theirs need them
+            other.set(visible=False, in_layout=False)
     figure.set_layout_engine("constrained")
     figure.set_size_inches(4, 2.8)
-    axes.set_title("")
+    for place in ("left", "center", "right"):
+        axes.set_title("", loc=place)
     axes.set_subplotspec(pyplot.GridSpec(1, 1, figure)[0])
     if axes.get_legend():
         axes.get_legend().remove()
-    axes.tick_params(which="both", bottom=False, left=False, labelbottom=False, labelleft=False)
+    for other in figure.axes:  # labels may be aligned with those of hidden axes
+        ticks = ("bottom", "left", "labelbottom", "labelleft")
+        other.tick_params(which="both", **dict.fromkeys(ticks, False))
     axes.spines[["top", "right"]].set_visible(False)
     for label in (axes.xaxis.label, axes.yaxis.label):
-        text = label.get_text()
-        label.set(text=text if "$" in text else textwrap.fill(text, 20), fontsize=18)
+        text = label.get_text().split(",")[0]
+        if "$" not in text:
+            text = textwrap.fill(text, 20)
+        text = "" if axes.name == "3d" else text
+        longest = max(map(len, text.splitlines()), default=0)
+        label.set(text=text, fontsize=18 * min(1, 22 / max(longest, 1)))
     for line in axes.lines:
         line.set(linewidth=1.8 * line.get_linewidth(), markersize=1.5 * line.get_markersize())
     figure.savefig(file, dpi=150)

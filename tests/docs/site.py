@@ -34,6 +34,7 @@ SEARCHED = {
     "OrnsteinUhlenbeck": "api/wflow.heads.OrnsteinUhlenbeck.html",
     "w2": "api/wflow.transport.w2.html",
 }
+LINKED = ("heads.HeadLaw", "heads.Oscillating", "heads.Frozen", "SaveAt")  # on the page of solve
 NUMBERS = re.compile(r"/(performance|results/ott_tables)")  # pages that are found last
 RESOURCES = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
 
@@ -100,7 +101,7 @@ def public_names() -> list[str]:
 
 
 def missing_names(site: Path) -> list[str]:
-    """Public names that the inventory of objects or the search index of the site lacks."""
+    """Public names that objects, search index or signatures of the site lack."""
     from sphinx.util.inventory import InventoryFile
 
     with (site / "objects.inv").open("rb") as file:
@@ -114,6 +115,10 @@ def missing_names(site: Path) -> list[str]:
         for entry in entries
     }
     wrong = [f"{name}: not an object of the site" for name in public_names() if name not in objects]
+    page = (site / "api" / "wflow.solve.html").read_text(encoding="utf-8")
+    wrong += [
+        f"wflow.solve: no link to {name}" for name in LINKED if f"wflow.{name}.html#" not in page
+    ]
     return wrong + [
         f"{name}: not in the search index" for name in public_names() if name not in searched
     ]

@@ -83,25 +83,26 @@ def _design(figure: Figure, number: int, file: Path) -> None:
     figure.suptitle("")
     for other in [*figure.axes, *figure.texts, *figure.legends]:
         if other is not axes:  # hidden: axes that share theirs need them
-            other.set(visible=False, in_layout=False)
-    figure.set_layout_engine("constrained")
+            other.set_visible(False)
+    figure.set_layout_engine("none")
     figure.set_size_inches(4, 2.8)
     for place in ("left", "center", "right"):
         axes.set_title("", loc=place)
-    axes.set_subplotspec(pyplot.GridSpec(1, 1, figure)[0])
     if axes.get_legend():
         axes.get_legend().remove()
     for other in figure.axes:  # labels may be aligned with those of hidden axes
         ticks = ("bottom", "left", "labelbottom", "labelleft")
         other.tick_params(which="both", **dict.fromkeys(ticks, False))
     axes.spines[["top", "right"]].set_visible(False)
-    for label in (axes.xaxis.label, axes.yaxis.label):
-        text = label.get_text().split(",")[0]
+    for axis, width in ((axes.xaxis, 24), (axes.yaxis, 15)):  # in characters
+        text = axis.label.get_text().split(",")[0] if axes.name != "3d" else ""
         if "$" not in text:
-            text = textwrap.fill(text, 20)
-        text = "" if axes.name == "3d" else text
-        longest = max(map(len, text.splitlines()), default=0)
-        label.set(text=text, fontsize=18 * min(1, 22 / max(longest, 1)))
+            text = textwrap.fill(text, width)
+        longest = max(map(len, text.splitlines()), default=1)
+        axis.label.set(text=text, fontsize=18 * min(1, 1.2 * width / longest))
+    below, beside = (len(axis.label.get_text().splitlines()) for axis in (axes.xaxis, axes.yaxis))
+    left, bottom = 0.05 + 0.08 * beside, 0.05 + 0.11 * below
+    axes.set_position((left, bottom, 0.97 - left, 0.96 - bottom))
     for line in axes.lines:
         line.set(linewidth=1.8 * line.get_linewidth(), markersize=1.5 * line.get_markersize())
     figure.savefig(file, dpi=150)

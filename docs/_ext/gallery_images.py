@@ -1,6 +1,7 @@
 """Images of the gallery: every figure and animation of an example, and a thumbnail of its idea."""
 
 import gc
+import re
 import shutil
 import textwrap
 import weakref
@@ -95,10 +96,14 @@ def _design(figure: Figure, number: int, file: Path) -> None:
         other.tick_params(which="both", **dict.fromkeys(ticks, False))
     axes.spines[["top", "right"]].set_visible(False)
     for axis, width in ((axes.xaxis, 24), (axes.yaxis, 15)):  # in characters
-        text = axis.label.get_text().split(",")[0] if axes.name != "3d" else ""
+        text = axis.label.get_text() if axes.name != "3d" else ""
+        head = text.partition(",")[0]
+        if head.count("$") % 2 == 0:  # the comma is not within a formula
+            text = head
         if "$" not in text:
             text = textwrap.fill(text, width)
-        longest = max(map(len, text.splitlines()), default=1)
+        shown = re.sub(r"[${}_^]", "", re.sub(r"\\[a-z]+", "x", text))
+        longest = max(map(len, shown.splitlines()), default=1)
         axis.label.set(text=text, fontsize=18 * min(1, 1.2 * width / longest))
     below, beside = (len(axis.label.get_text().splitlines()) for axis in (axes.xaxis, axes.yaxis))
     left, bottom = 0.05 + 0.08 * beside, 0.05 + 0.11 * below

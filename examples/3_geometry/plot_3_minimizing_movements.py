@@ -55,7 +55,7 @@ for metric, flow, style in (
     label = {"weighted": "$W_b$", "w2": "$W_2$"}[metric]
     ax.loglog(taus, distances, style, label=f"{label} against {flow}")
     print(f"{metric:8} against {flow:12} slope {slope:+.2f}, smallest distance {distances[-1]:.1e}")
-ax.set(xlabel=r"step $\tau$", ylabel=rf"$W_2$ to the flow at $t = {T:g}$ (radians)")
+ax.set(xlabel=r"step $\tau$", ylabel=rf"$W_2$ to the flow, $t = {T:g}$ (radians)")
 ax.set_xticks(taus, [f"{tau:g}" for tau in taus])
 ax.minorticks_off()
 ax.legend(loc="center left", bbox_to_anchor=(0, 0.7))

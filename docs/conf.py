@@ -4,11 +4,15 @@ Nothing is loaded from a network, neither by the build nor by a page of the resu
 """
 
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
+
+from gallery_images import use_thumbnails  # noqa: E402
 
 from wflow._version import __version__  # noqa: E402
 
@@ -57,11 +61,14 @@ numfig = math_numfig = True  # equations are numbered by chapters: (4.2)
 numfig_secnum_depth = 1
 
 # Docstrings
-autodoc_typehints = "none"  # types are in the docstrings, where numpydoc looks for them
+autodoc_typehints = "signature"
+python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 autosummary_generate = False  # `api_pages` writes the pages
 numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False
+numpydoc_xref_param_type = True
+numpydoc_xref_ignore = "all"  # `api_pages` says what is linked
 python_maximum_signature_line_length = 80
 
 # Gallery
@@ -71,6 +78,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"/plot_",
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": ("gallery_images.figures",),
+    "reset_modules": ("matplotlib", "gallery_images.style"),
     "capture_repr": ("_repr_html_", "__repr__"),
     "ignore_repr_types": r"matplotlib|Animation",
     "doc_module": ("wflow",),
@@ -85,6 +93,8 @@ sphinx_gallery_conf = {
 # Pages
 html_theme = "pydata_sphinx_theme"
 html_title = f"wflow {release}"
+html_logo = html_favicon = "_static/logo.svg"
+html_search_scorer = str(HERE / "_ext" / "scorer.js")
 html_static_path = ["_static"]
 html_css_files = ["wflow.css", "predictions.css"]
 html_js_files = ["wflow.js"]
@@ -94,9 +104,18 @@ html_copy_source = False
 html_show_search_summary = False  # a page opened from disk may not read the others
 html_context = {"default_mode": "auto"}
 html_theme_options = {
+    "logo": {"text": f"wflow {release}", "alt_text": "wflow"},
+    "icon_links": [
+        {
+            "name": "Repository",
+            "url": PROJECT["urls"]["Repository"],
+            "icon": "fa-brands fa-github",
+            "type": "fontawesome",
+        }
+    ],
     "navbar_align": "left",
     "header_links_before_dropdown": 7,
-    "navbar_end": ["theme-switcher"],
+    "navbar_end": ["theme-switcher", "navbar-icon-links"],
     "navigation_with_keys": False,
     "show_toc_level": 2,
     "footer_start": ["copyright"],
@@ -116,6 +135,7 @@ copybutton_prompt_is_regexp = True
 
 def setup(app: Any) -> None:
     app.connect("config-inited", _prepare_gallery, priority=1)
+    app.connect("builder-inited", use_thumbnails, priority=900)  # after the gallery has run
 
 
 def _prepare_gallery(app: Any, config: Any) -> None:

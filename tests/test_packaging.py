@@ -84,6 +84,12 @@ def test_links_of_the_first_page_are_absolute_and_lead_to_files() -> None:
         assert (ROOT / place[1]).exists(), f"{label}: there is no {place[1]}"
 
 
+def test_the_address_of_the_documentation_is_a_page_of_the_repository() -> None:
+    page = PROJECT["urls"]["Documentation"].removeprefix(f"{REPOSITORY}/blob/main/")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert page.endswith(".md") and text.startswith("# ") and ":::" not in text
+
+
 @pytest.mark.parametrize(
     "file",
     ["CITATION.cff", "CONTRIBUTING.md", "recipe/recipe.yaml", "docs/development/releases.md"],

@@ -7,17 +7,23 @@ tests of the finished site.
 
 import ast
 import inspect
+import re
 import sys
 import textwrap
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from docutils import nodes
+from numpy.typing import ArrayLike
+from numpydoc.xref import DEFAULT_LINKS
 from sphinx.addnodes import pending_xref
 from sphinx.errors import PycodeError
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.util.inspect import signature, stringify_signature
+from sphinx.util.typing import stringify_annotation
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 import public_names
@@ -76,6 +82,9 @@ class Name:
 
 
 _KNOWN: set[str] = set()  # what a page may link to
+_PATHS: dict[
+    str, str
+] = {}  # public paths of classes, by their last names and where they are defined
 
 
 def rooms() -> dict[str, ModuleType]:
@@ -242,7 +251,7 @@ def write(folder: Path) -> None:
             file.write_text(text, encoding="utf-8")
 
 
-def _before_reading(app: Any, _: Any) -> None:
+def _before_reading(app: Any, config: Any) -> None:
     for room, module in rooms().items():
         sys.modules.setdefault(room, module)  # autodoc imports wflow.jko
         missing = {*getattr(module, "__all__", ())} - {*public_names.names_of(module)}
@@ -252,6 +261,46 @@ def _before_reading(app: Any, _: Any) -> None:
     write(Path(app.confdir) / "api")
     _KNOWN.update(name.path for name in names())
     _KNOWN.update(rooms())
+    classes = [name for name in names() if name.kind in ("class", "exception")]
+    for name in reversed(classes):  # the first path of a class has its page
+        _PATHS[f"{name.value.__module__}.{name.value.__qualname__}"] = name.path
+    last_names = Counter(path.rpartition(".")[2] for path in _PATHS.values())
+    for path in [*_PATHS.values()]:
+        if last_names[last := path.rpartition(".")[2]] == 1:
+            _PATHS[last] = path
+    # Types of parameters: names of classes here are links, and no others are.
+    config.numpydoc_xref_aliases = {word: word for word in DEFAULT_LINKS} | {
+        name.path: f":class:`{name.path}`" for name in classes
+    }
+
+
+def _find_class(app: Any, env: Any, node: pending_xref, content: nodes.Node) -> Any:
+    """Link `Frozen`, and the type of a signature by the private module that defines it."""
+    path = _PATHS.get(node.get("reftarget", ""))
+    if node.get("refdomain") != "py" or path is None:
+        return None
+    place = node["refdoc"], app.builder, "class", path, node, content
+    return env.domains["py"].resolve_xref(env, *place)
+
+
+def _shorten(
+    app: Any, what: str, name: str, value: Any, options: Any, given: str | None, back: str | None
+) -> Any:
+    """Write types by their public paths, and leave out those of flags, which are annotated."""
+    if given and "tyro." in given:
+        return stringify_signature(signature(value), show_annotation=False), None
+    array = stringify_annotation(ArrayLike, "smart")
+    home = getattr(value, "__globals__", {})
+
+    def public(found: re.Match[str]) -> str:
+        cls = home.get(found[0])
+        path = _PATHS.get(f"{cls.__module__}.{cls.__qualname__}") if inspect.isclass(cls) else None
+        return path or found[0]
+
+    return tuple(
+        text and re.sub(r"(?<![\w.~'])[A-Z]\w*\b(?!\()", public, text.replace(array, "ArrayLike"))
+        for text in (given, back)
+    )
 
 
 def _link_names(app: Any, doctree: nodes.document) -> None:
@@ -266,6 +315,8 @@ def _link_names(app: Any, doctree: nodes.document) -> None:
 
 
 def setup(app: Any) -> dict[str, Any]:
-    app.connect("config-inited", _before_reading)
+    app.connect("config-inited", _before_reading, priority=400)  # before numpydoc
+    app.connect("autodoc-process-signature", _shorten)
     app.connect("doctree-read", _link_names)
+    app.connect("missing-reference", _find_class)
     return {"parallel_read_safe": True}

@@ -17,7 +17,6 @@ in the Wasserstein metric W₂, `effective` that in the metric weighted by b.
 """
 
 import matplotlib.pyplot as plt
-import numpy as np
 
 import wflow
 
@@ -37,14 +36,14 @@ runs = {(flow, heads): solve(flow, heads) for heads in (1, 8) for flow in flows}
 # energy in the weighted metric. For several heads it is not: the two velocities differ by a
 # covariance over the heads.
 
-fig, axes = plt.subplots(1, 2, figsize=(7.2, 3), layout="constrained")
+fig, axes = plt.subplots(1, 2, figsize=(7.2, 3))
 for ax, heads in zip(axes, (1, 8), strict=True):
     for flow, style in zip(flows, ["-", "--", ":"], strict=True):
         run = runs[flow, heads]
         ax.plot(run.time, run.energy[0], style, lw=2, label=flow)
     ax.set(xlabel="time $t$", title=f"$H$ = {heads} frozen heads")
 axes[0].set_ylabel("energy $E$")
-axes[0].legend(frameon=False)
+axes[0].legend()
 plt.show()
 
 # %%
@@ -59,6 +58,3 @@ def tokens_at_end(flow, heads):
 for (flow, heads), run in runs.items():
     gap = abs(run.dissipation - run.upper_gradient_sq).max() / run.dissipation.max()
     print(f"H = {heads}  {flow:13} largest |dissipation - G²| / dissipation: {float(gap):.1e}")
-    assert (gap > 1e-3) == (flow == "softmax" and heads > 1)
-assert np.allclose(tokens_at_end("softmax", 1), tokens_at_end("effective", 1), atol=1e-12)
-assert not np.allclose(tokens_at_end("softmax", 8), tokens_at_end("effective", 8), atol=1e-3)

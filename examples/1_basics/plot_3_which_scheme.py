@@ -32,10 +32,9 @@ stages = {"euler": 1, "heun": 2, "rk4": 4}
 errors = {
     scheme: [np.abs(solve(2.0 / k, scheme)[1] - exact).max() for k in steps] for scheme in stages
 }
-for scheme, order in zip(stages, (1, 2, 4), strict=True):
+for scheme in stages:
     slope = -np.polyfit(np.log(steps[2:]), np.log(errors[scheme][2:]), 1)[0]
     print(f"{scheme:5} measured order {slope:.2f}")
-    assert abs(slope - order) < 0.25
 
 # %%
 # Adaptive steps: the tolerances decide, and the run counts its evaluations.
@@ -44,14 +43,14 @@ adaptive = [solve(2.0, wflow.Dopri5(rtol=10.0**-k, atol=10.0**-k)) for k in rang
 evaluations = [int(run.evaluations[0, -1]) for run, _ in adaptive]
 adaptive_errors = [np.abs(end - exact).max() for _, end in adaptive]
 
-fig, ax = plt.subplots(figsize=(5.6, 3.6), layout="constrained")
+fig, ax = plt.subplots()
 for (scheme, count), marker in zip(stages.items(), "os^", strict=True):
     ax.loglog(count * steps, errors[scheme], marker + "-", label=scheme)
 ax.loglog(evaluations, adaptive_errors, "D--", label="dopri5, tolerances $10^{-3}$ to $10^{-11}$")
 ax.set(
     xlabel="evaluations of the velocity", ylabel=r"error at $t=2$, $\max_i |x_i - x_i^{\rm exact}|$"
 )
-ax.legend(frameon=False)
+ax.legend()
 plt.show()
 
 # %%

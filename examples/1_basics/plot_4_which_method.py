@@ -36,7 +36,6 @@ errors = [
 ]
 for tol, error in zip(tolerances, errors, strict=True):
     print(f"tolerance {tol:.0e}  relative error of the velocity {error:.1e}")
-    assert error < 10 * tol
 
 # %%
 # Then times of one evaluation, the best of three (the numbers depend on the machine).
@@ -56,7 +55,7 @@ def seconds(method, n):
 
 times = {method: [seconds(method, n) for n in sizes] for method in ("exact", "fast")}
 
-fig, axes = plt.subplots(1, 2, figsize=(7.2, 3.1), layout="constrained")
+fig, axes = plt.subplots(1, 2, figsize=(7.2, 3.1))
 axes[0].loglog(tolerances, errors, "o-", label="measured")
 axes[0].loglog(tolerances, tolerances, "k:", label="tolerance")
 axes[0].set(xlabel="tolerance", ylabel="relative error of the velocity")
@@ -64,7 +63,7 @@ for method, marker in (("exact", "s-"), ("fast", "o-")):
     axes[1].loglog(sizes, times[method], marker, label=method)
 axes[1].set(xlabel="tokens $n$", ylabel="time of one evaluation (s)")
 for ax in axes:
-    ax.legend(frameon=False)
+    ax.legend()
 plt.show()
 
 # %%
@@ -74,4 +73,3 @@ compute = wflow.Compute(method="fast", tolerance=1e-8)
 options = {"heads": D, "t_final": 0.2, "dt": 0.05, "save": wflow.SaveAt(every=1)}
 run = wflow.solve(x, wflow.heads.Frozen(), compute=compute, **options)
 print("estimated relative error of the sums:", run.sum_error[0].values)
-assert run.sum_error.max() < 1e-8

@@ -53,13 +53,12 @@ runs = {alpha: wflow.solve(x0, still, flow=Power(alpha), **options) for alpha in
 for alpha, name in ((0, "unnormalised"), (1, "softmax")):
     gap = abs(wflow.solve(x0, still, flow=name, **options).energy - runs[alpha].energy).max()
     print(f"alpha = {alpha}: energy of `{name}` up to {float(gap):.0e}")
-    assert gap < 1e-12
 
-fig, ax = plt.subplots(figsize=(6, 3.3), layout="constrained")
+fig, ax = plt.subplots()
 for alpha, colour in zip(alphas, plt.cm.viridis(np.linspace(0, 0.9, 5)), strict=True):
     ax.plot(runs[alpha].time, runs[alpha].energy[0], color=colour, label=f"{alpha:g}")
 ax.set(xlabel="time $t$", ylabel="energy $E$")
-ax.legend(frameon=False, title=r"$\alpha$")
+ax.legend(title=r"$\alpha$")
 plt.show()
 
 # %%
@@ -75,5 +74,3 @@ print(
     *(check for check in report.checks if "coincide" in check.name or "balance" in check.name),
     sep="\n",
 )
-assert report.passed
-assert np.allclose(run.dissipation, run.upper_gradient_sq, rtol=1e-10)

@@ -43,11 +43,11 @@ print(run.energy.sel(time=1.0, method="nearest").quantile([0.1, 0.5, 0.9], "path
 # A band of paths takes three lines.
 
 low, middle, high = run.energy.quantile([0.1, 0.5, 0.9], "path").transpose("quantile", "time")
-fig, ax = plt.subplots(figsize=(5.6, 3), layout="constrained")
+fig, ax = plt.subplots()
 ax.fill_between(run.time, low, high, alpha=0.3, lw=0, label="80 % of the paths")
 ax.plot(run.time, middle, label="median")
 ax.set(xlabel="time $t$", ylabel="energy $E$")
-ax.legend(frameon=False)
+ax.legend()
 plt.show()
 
 # %%
@@ -58,7 +58,7 @@ plt.show()
 x = run.tokens
 Q = x.dot(x.rename(axis="axis2"), dim="token") / x.sizes["token"]
 distance = np.sqrt(((Q - np.eye(3) / 3) ** 2).sum(["axis", "axis2"]))
-fig, ax = plt.subplots(figsize=(5.6, 3), layout="constrained")
+fig, ax = plt.subplots()
 for values in distance.transpose("snapshot_path", "snapshot").values:
     ax.plot(distance.snapshot, values, color="0.75", lw=0.7)
 ax.errorbar(
@@ -69,7 +69,7 @@ ax.errorbar(
     label="mean over paths, ± 2 standard errors",
 )
 ax.set(xlabel="time $t$", ylabel=r"anisotropy $\|Q - I/3\|_F$")
-ax.legend(frameon=False)
+ax.legend()
 plt.show()
 
 # %%
@@ -77,7 +77,6 @@ plt.show()
 
 at = {"snapshot_path": 3, "snapshot": -1}
 again = wflow.energy(x.isel(at).values, run.heads.isel(at).values)
-assert np.isclose(again, run.energy.isel(path=3, time=-1), rtol=1e-12)
 config = json.loads(run.attrs["config"])
 print({key: config[key] for key in ("t_final", "dt", "flow", "direction", "scheme", "seed")})
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import h5py
 import matplotlib.pyplot as plt
-import numpy as np
 
 import wflow
 
@@ -73,9 +72,8 @@ with h5py.File(file) as plain:
 reverse = stored.reshape(-1).reshape(stored.shape[::-1], order="F")  # as in Julia or MATLAB
 print("Python ", stored.shape)
 print("reverse", reverse.shape)
-assert np.array_equal(reverse[:, :, -1, 0].T, run.tokens.isel(snapshot_path=0, snapshot=-1))
 
-fig, ax = plt.subplots(figsize=(3.6, 3.6), layout="constrained", subplot_kw={"projection": "3d"})
+fig, ax = plt.subplots(figsize=(3.6, 3.6), subplot_kw={"projection": "3d"})
 ax.scatter(*reverse[:, :, -1, 0], s=12)
 ax.set(xlabel="$x_1$", ylabel="$x_2$", zlabel="$x_3$", aspect="equal")
 ax.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1], zticks=[-1, 0, 1])

@@ -31,7 +31,7 @@ def solve(heads, flow, dt=0.02):
 # %%
 # Both balances along two flows with the same five frozen heads:
 
-fig, axes = plt.subplots(1, 2, figsize=(7.4, 3.2), layout="constrained", sharey=True)
+fig, axes = plt.subplots(1, 2, figsize=(7.4, 3.2), sharey=True)
 for ax, flow in zip(axes, ("softmax", "effective"), strict=True):
     run = solve(5, flow).isel(path=0)
     ax.plot(run.time, run.energy - run.energy[0], "k", lw=2, label="$E(t) - E(0)$")
@@ -39,7 +39,7 @@ for ax, flow in zip(axes, ("softmax", "effective"), strict=True):
     ax.plot(run.time, -run.dissipated_upper_gradient, "C1-.", label=r"$-\int G^2$")
     ax.set(xlabel="time $t$", title=f"{flow}, $H$ = 5")
 axes[0].set_ylabel("energy")
-axes[0].legend(frameon=False)
+axes[0].legend()
 plt.show()
 
 # %%
@@ -55,8 +55,6 @@ for heads, flow in ((1, "softmax"), (5, "softmax"), (5, "effective"), (5, "unnor
         f" {float(end.edi_residual):+.0e};  with G² {float(end.edi_residual_upper_gradient):+.4f};"
         f"  integral of the defect {gap:+.4f}"
     )
-    assert abs(end.edi_residual) < abs(coarse.edi_residual[-1]) / 8
-    assert (abs(gap) > 0.01) == (flow == "softmax" and heads > 1)
 
 # %%
 # The identity holds pointwise, at every cloud, to rounding. By hand for a random cloud:
@@ -72,6 +70,4 @@ b = 1 / (1 / m).mean(axis=0)  # (n, 1)
 v = -(g / m).mean(axis=0)
 defect = (b * v * ((g / m).mean(0) - g.mean(0) * (1 / m).mean(0))).sum(axis=1).mean()
 print(f"by hand {defect:+.12f}, wflow.edi_defect {wflow.edi_defect(x, D):+.12f}")
-assert np.isclose(defect, wflow.edi_defect(x, D), rtol=1e-10)
 difference = wflow.dissipation(x, D) - wflow.upper_gradient_sq(x, D)
-assert np.isclose(difference, defect, rtol=1e-10)

@@ -30,7 +30,7 @@ runs = {(phases, H): solve(phases, H) for phases in ("common", "spread") for H i
 # %%
 # G² over time on one scale, and its mean over the last two periods against H.
 
-fig, axes = plt.subplots(1, 3, figsize=(9.6, 3.2), layout="constrained")
+fig, axes = plt.subplots(1, 3, figsize=(9.6, 3.2))
 colours = dict(zip(heads, plt.cm.viridis([0, 0.22, 0.45, 0.7, 0.9]), strict=True))
 level = {}
 for (phases, H), run in runs.items():
@@ -40,18 +40,16 @@ for (phases, H), run in runs.items():
 for ax, phases in zip(axes, ("common", "spread"), strict=False):
     ax.set(xlabel="time $t$", title=f"{phases} phases", ylim=(1e-6, 20))
 axes[0].set_ylabel(r"squared upper gradient $G^2$")
-axes[1].legend(title="heads $H$", frameon=False, ncols=2)
+axes[1].legend(title="heads $H$", ncols=2)
 for phases, marker in (("common", "o-"), ("spread", "s--")):
     axes[2].loglog(heads, [level[phases, H] for H in heads], marker, label=phases)
 axes[2].set(xlabel="heads $H$", ylabel=r"mean of $G^2$, $t > 30 - 4\pi$", xticks=heads)
 axes[2].set_xticks(heads, map(str, heads), minor=False)
 axes[2].minorticks_off()
-axes[2].legend(frameon=False, title="phases")
+axes[2].legend(title="phases")
 plt.show()
 
 for H in heads:
     print(f"H = {H:2}  common {level['common', H]:.2e}  spread {level['spread', H]:.2e}")
 ratio = level["common", 16] / level["common", 4]
 print(f"common phases, H = 16 against 4: {ratio:.3f}")
-assert abs(ratio - 1) < 0.05
-assert level["spread", 16] < level["common", 16] / 100

@@ -38,7 +38,7 @@ def solve(D, direction, t_final):
 # and 1 - p of the tokens at v and -v, which are stable within limits on p: softmax attention gives
 # a token at v mostly the tokens of its own side.
 
-fig, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+fig, axes = plt.subplots(1, 2, figsize=(8, 3.2))
 for ax, (name, D) in zip(axes, cases.items(), strict=True):
     best = wflow.equilibria.maximum(D)
     run = solve(D, "ascent", 40.0)
@@ -48,15 +48,13 @@ for ax, (name, D) in zip(axes, cases.items(), strict=True):
     ax.set(xlabel="time $t$", title=f"$D$ = {name}")
     reached = np.isclose(ends, best.energy, rtol=1e-3)
     print(f"{best.kind:5} maximum {best.energy:.6f}, reached by {reached.sum()} of {starts} starts")
-    assert (run.energy <= best.energy + 1e-12).all() and reached.any()
     off = []
     for cloud, energy in zip(run.tokens.isel(snapshot=-1).values, ends, strict=True):
         v = np.linalg.eigh(cloud.T @ cloud)[1][:, -1]  # the axis of the pair
         share = (cloud @ v > 0).mean()
         off.append(abs(energy / wflow.equilibria.pair_energy(D, v, share) - 1))
     print(f"      energies are those of pairs up to {max(off):.0e} (relative)")
-    assert max(off) < 1e-5
-    ax.legend(frameon=False, loc="lower right")
+    ax.legend(loc="lower right")
 axes[0].set_ylabel("energy $E$")
 plt.show()
 
@@ -67,15 +65,13 @@ plt.show()
 
 beta = 2.0
 uniform = wflow.equilibria.uniform_energy(beta, 3)
-assert np.isclose(uniform, np.sinh(beta) / beta / 2)
 run = solve(beta * np.eye(3), "descent", 40.0)
 excess = run.energy - uniform
 print(f"E - E_uniform: random tokens {float(excess[:, 0].mean()):.4f}", end="")
 print(f" (theory {wflow.equilibria.sampled_energy(n, beta, 3) - uniform:.4f}),", end="")
 print(f" after descent {float(excess[:, -1].mean()):.2e}")
-assert (excess[:, -1] < 1e-2 * excess[:, 0]).all()
 
-fig, ax = plt.subplots(figsize=(5, 3), layout="constrained")
+fig, ax = plt.subplots()
 ax.semilogy(run.time, excess.T, color="C2", lw=0.7, alpha=0.6)
 ax.set(
     xlabel="time $t$",

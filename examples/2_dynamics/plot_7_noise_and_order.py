@@ -21,7 +21,6 @@ import wflow
 beta, d, n = 2.0, 3, 400
 critical = wflow.stationary.critical_diffusion(beta, d)
 print(f"critical diffusion {critical:.4f}")
-assert np.isclose(critical, 1 / np.tanh(beta) - 1 / beta)  # the closed form for d = 3
 
 # %%
 # Theory: the most concentrated stationary law, a fixed point of :math:`\mu \propto u^{1/\kappa}`,
@@ -50,7 +49,7 @@ for ratio in measured:
     order.append(float(r.mean()))
     spread.append(float(r.std()))
 
-fig, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
+fig, ax = plt.subplots()
 ax.plot(ratios, theory, "k", label="stationary law")
 ax.errorbar(
     measured,
@@ -64,9 +63,8 @@ ax.errorbar(
 ax.axhline(n**-0.5, color="0.6", ls=":", label="$n^{-1/2}$")
 ax.axvline(1, color="0.6", lw=0.8)
 ax.set(xlabel=r"diffusion $\kappa/\kappa_c$", ylabel="order parameter $r$", ylim=(0, 1))
-ax.legend(frameon=False)
+ax.legend()
 plt.show()
 for ratio, r, s in zip(measured, order, spread, strict=True):
     exact = wflow.stationary.stationary_order(beta, d, ratio * critical)
     print(f"kappa/kappa_c = {ratio:.1f}: r = {r:.3f} ± {s:.3f}, stationary law {exact:.3f}")
-    assert ratio > 0.85 or abs(r - exact) < 0.05

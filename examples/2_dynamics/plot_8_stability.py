@@ -28,13 +28,12 @@ run = wflow.solve(x0, law, **options)
 # %%
 # Five clouds at distances from 0.01 to 1 of the first one, moved by the same heads (one seed).
 
-fig, axes = plt.subplots(1, 2, figsize=(8, 3.3), layout="constrained")
+fig, axes = plt.subplots(1, 2, figsize=(8, 3.3))
 sizes = [0.01, 0.03, 0.1, 0.3, 1.0]
 for size, colour in zip(sizes, plt.cm.plasma(np.linspace(0, 0.85, 5)), strict=True):
     moved = wflow.sphere.normalise(x0 + size * rng.standard_normal(x0.shape))
     other = wflow.solve(moved, law, **options)
     pair = wflow.stability.compare(run, other, law=law).isel(snapshot_path=0)
-    assert pair.holds_chordal.all() and pair.holds_geodesic.all()
     axes[0].semilogy(pair.snapshot, pair.w2_chordal, color=colour, label=f"{size:g}")
     axes[0].semilogy(pair.snapshot, pair.bound_chordal, "--", color=colour, lw=0.9)
     rate = wflow.stability.growth_rate(pair.snapshot, pair.w2_chordal).rate
@@ -43,10 +42,10 @@ for size, colour in zip(sizes, plt.cm.plasma(np.linspace(0, 0.85, 5)), strict=Tr
     axes[1].plot(pair.snapshot, growth, color=colour)
 axes[0].set(xlabel="time $t$", ylabel="chordal $W_2(\\mu_t, \\nu_t)$")
 axes[0].plot([], [], "k--", lw=0.9, label="bounds")
-axes[0].legend(frameon=False, title="perturbation", ncols=2)
+axes[0].legend(title="perturbation", ncols=2)
 axes[1].plot(pair.snapshot, pair.exponent, "k--", label=r"$\Lambda(t)$")
 axes[1].set(xlabel="time $t$", ylabel=r"$\log\, W_2(t)/W_2(0)$")
-axes[1].legend(frameon=False)
+axes[1].legend()
 plt.show()
 
 # %%
@@ -54,7 +53,3 @@ plt.show()
 # at every time and is not attained: it uses the norms of the heads alone, for the worst cloud.
 
 print(f"growth constant L at the end: {float(pair.growth_constant[-1]):.3f}")
-D = run.initial_heads.values
-a = np.linalg.norm(D, ord=2, axis=(1, 2))
-L = float(wflow.stability.growth_constant(D))
-assert np.isclose(L, (a + a * np.sqrt(1 + a**2) * np.exp(a)).mean())

@@ -34,7 +34,6 @@ for seed in range(12):
     ratios.append(distance.value / distance.bounds.w2)
 c1, c2 = bounds[0].c1, bounds[0].c2
 print(f"c1 = {c1:.3f} <= W_b/W_2 = {min(ratios):.3f} to {max(ratios):.3f} <= c2 = {c2:.3f}")
-assert c1 <= min(ratios) and max(ratios) <= c2
 
 # %%
 # The metric derivative: :math:`W_b(\mu_t, \mu_{t+h})/h \to G` as h falls, linearly in h, along the
@@ -46,7 +45,6 @@ save = wflow.SaveAt(snapshots=[0, *h[::-1]])
 still = wflow.heads.Frozen()
 run = wflow.solve(x0, still, heads=D, t_final=0.32, dt=0.01, scheme="rk4", save=save)
 G = float(np.sqrt(run.upper_gradient_sq[0, 0]))
-assert np.isclose(G, wflow.metric.metric_derivative(x0, wflow.velocity(x0, D), D))
 clouds = [run.tokens.isel(snapshot_path=0).sel(snapshot=t, method="nearest").values for t in h]
 speeds = [
     wflow.transport.weighted_distance(x0, cloud, D, segments=8).value / t
@@ -55,19 +53,18 @@ speeds = [
 errors = np.abs(np.array(speeds) / G - 1)
 order = np.polyfit(np.log(h), np.log(errors), 1)[0]
 print(f"relative errors {errors.round(5)}, order {order:.2f}")
-assert abs(order - 1) < 0.2
 
-fig, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+fig, axes = plt.subplots(1, 2, figsize=(8, 3.2))
 axes[0].plot(range(1, 13), ratios, "o", label="$W_b/W_2$")
 for value, name in ((c1, "$c_1$"), (c2, "$c_2$")):
     axes[0].axhline(value, ls="--", color="k", lw=1)
     axes[0].annotate(name, (12.4, value), va="bottom", ha="right")
 axes[0].set(xlabel="pair of clouds", ylabel="ratio", ylim=(0, 1.1 * c2), xticks=range(1, 13))
-axes[0].legend(frameon=False)
+axes[0].legend()
 axes[1].loglog(h, errors, "o", label=r"$|W_b(\mu_0, \mu_h)/(h\,G) - 1|$")
 axes[1].loglog(h, errors[-1] * h / h[-1], "k:", label="$\\propto h$")
 axes[1].set(xlabel="time $h$", ylabel="relative error")
 axes[1].set_xticks(h, [f"{value:g}" for value in h])
 axes[1].minorticks_off()
-axes[1].legend(frameon=False)
+axes[1].legend()
 plt.show()

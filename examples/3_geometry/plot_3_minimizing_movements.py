@@ -37,13 +37,12 @@ for metric in ("weighted", "w2"):
         steps = wflow.jko.minimizing_movements(
             x0, law, heads=heads, t_final=T, tau=tau, metric=metric, seed=0
         )
-        assert steps.converged.all() and (steps.inequality_gap >= 0).all()
         movements[metric, tau] = steps
 
 # %%
 # First order in τ for the flow that belongs to the metric.
 
-fig, ax = plt.subplots(figsize=(5.6, 3.4), layout="constrained")
+fig, ax = plt.subplots()
 for metric, flow, style in (
     ("weighted", "effective", "C0o-"),
     ("weighted", "softmax", "C3s--"),
@@ -56,11 +55,10 @@ for metric, flow, style in (
     label = {"weighted": "$W_b$", "w2": "$W_2$"}[metric]
     ax.loglog(taus, distances, style, label=f"{label} against {flow}")
     print(f"{metric:8} against {flow:12} slope {slope:+.2f}, smallest distance {distances[-1]:.1e}")
-    assert abs(slope - 1) < 0.1 or (flow == "softmax" and distances[-1] > 1e-2)
-ax.set(xlabel=r"step $\tau$", ylabel=rf"$W_2$ to the flow at $t = {T:g}$ (radians)")
+ax.set(xlabel=r"step $\tau$", ylabel=rf"$W_2$ to the flow, $t = {T:g}$ (radians)")
 ax.set_xticks(taus, [f"{tau:g}" for tau in taus])
 ax.minorticks_off()
-ax.legend(frameon=False, loc="center left", bbox_to_anchor=(0, 0.7))
+ax.legend(loc="center left", bbox_to_anchor=(0, 0.7))
 plt.show()
 
 # %%
@@ -68,10 +66,10 @@ plt.show()
 # the variational interpolation of De Giorgi accounts for.
 
 steps = movements["weighted", 0.05]
-fig, ax = plt.subplots(figsize=(5.6, 3.2), layout="constrained")
+fig, ax = plt.subplots()
 ax.plot(steps.time, steps.energy, "o", label=r"minimizing movements, $\tau$ = 0.05")
 flow = wflow.solve(x0, law, heads=heads, t_final=T, dt=0.01, flow="effective", scheme="rk4", seed=0)
 ax.plot(flow.time, flow.energy[0], "k:", label="flow effective")
 ax.set(xlabel="time $t$", ylabel="energy $E$")
-ax.legend(frameon=False)
+ax.legend()
 plt.show()

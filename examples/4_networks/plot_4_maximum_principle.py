@@ -69,8 +69,6 @@ for name, (net, history, before) in runs.items():
         f"  accuracy {100 * right:.1f} %"
     )
 msa = runs["extended MSA"][1]
-assert bool((msa.loss_after < msa.loss).all())  # with one batch no step raises the loss
-assert float(msa.loss[-1]) < 0.6 * float(msa.loss[0])
 
 # %%
 # Where weights change with depth, the Hamiltonian of the trained networks says how near they are to
@@ -84,16 +82,16 @@ def hamiltonian(net):
 
 torch.manual_seed(1)
 untrained = nets.ControlledResNet(2, layers=6, t_final=3.0, width=4, transport=0.01)
-fig, axes = plt.subplots(1, 3, figsize=(9.6, 3.2), layout="constrained")
+fig, axes = plt.subplots(1, 3, figsize=(9.6, 3.2))
 for place, (name, (_, history, before)) in enumerate(runs.items()):
     axes[0].semilogx(np.maximum(1, before), history.loss, color=f"C{place}", label=name)
 axes[0].set(xlabel="passes through a layer", ylabel="loss and running cost")
-axes[0].legend(frameon=False)
+axes[0].legend()
 axes[1].plot(*hamiltonian(untrained), "o:", ms=3, color="0.5", label="before")
 for place, (name, (net, _, _)) in enumerate(runs.items()):
     axes[1].plot(*hamiltonian(net), "o-", ms=3, color=f"C{place}", label=name)
 axes[1].set(xlabel="depth (time)", ylabel="Hamiltonian")
-axes[1].legend(frameon=False, fontsize=8)
+axes[1].legend(fontsize=8)
 line = torch.linspace(-2, 2, 121)
 plane = torch.cartesian_prod(line, line)
 with torch.no_grad():

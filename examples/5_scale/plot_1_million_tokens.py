@@ -24,7 +24,6 @@ run = wflow.solve(x0, law, heads=heads, t_final=0.1, dt=0.05, seed=0, compute=co
 print(f"{time.perf_counter() - start:.1f} s for two steps with their budget")
 print(f"estimated relative error of the sums: {float(run.sum_error.max()):.1e}")
 print(f"residual of the energy balance: {float(run.edi_residual[0, -1]):+.3e}")
-assert run.sum_error.max() < 1e-8
 
 # %%
 # A check against all pairs, at fifty of the million tokens: their velocity by fast sums, and by
@@ -40,12 +39,11 @@ for row, x in zip(direct, x0[some], strict=True):
         row -= wflow.sphere.project(x, D_h @ (weights @ x0) / weights.sum()) / heads
 error = np.abs(fast - direct).max() / np.abs(direct).max()
 print(f"relative error of the velocity at {len(direct)} tokens: {error:.1e}")
-assert error < 1e-7
 
 # %%
 # Densities instead of points: a million tokens fill a histogram over the sphere (equal areas).
 
-fig, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
+fig, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True)
 for ax, k, title in zip(axes, (0, -1), ("$t$ = 0", "$t$ = 0.1"), strict=True):
     x = run.tokens.isel(snapshot_path=0, snapshot=k).values
     longitude = np.degrees(np.arctan2(x[:, 1], x[:, 0]))

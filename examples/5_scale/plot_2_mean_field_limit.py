@@ -37,19 +37,19 @@ for n in sizes:
     x0 = sample(paths * n, seed=n).reshape(paths, n, 3)
     energies[n] = wflow.solve(x0, law, paths=paths, **options).energy
 
-fig, ax = plt.subplots(figsize=(5.6, 3.2), layout="constrained")
+fig, ax = plt.subplots()
 for n, colour in ((16, "C0"), (64, "C1"), (512, "C2")):
     low, high = energies[n].quantile([0.1, 0.9], "path")
     ax.fill_between(limit.time, low, high, color=colour, alpha=0.35, lw=0, label=f"$n$ = {n}")
 ax.plot(limit.time, limit, "k", label="$n$ = 30,000")
 ax.set(xlabel="time $t$", ylabel="energy $E$, 80 % of the clouds")
-ax.legend(frameon=False)
+ax.legend()
 plt.show()
 
 # %%
 # The rate, by a fit through the root mean square over the clouds, with a bootstrap over them.
 
-fig, ax = plt.subplots(figsize=(5.6, 3.4), layout="constrained")
+fig, ax = plt.subplots()
 for time, marker in ((0.0, "o"), (1.0, "s")):
     squares = np.array(
         [(energies[n] - limit).sel(time=time, method="nearest").values ** 2 for n in sizes]
@@ -57,7 +57,6 @@ for time, marker in ((0.0, "o"), (1.0, "s")):
     fit = wflow.fits.power_law(sizes, squares)
     low, high = np.array(fit.exponent_ci) / 2
     print(f"t = {time:g}: rms deviation ~ n^{fit.exponent / 2:.3f} (95 %: {low:.3f} to {high:.3f})")
-    assert abs(fit.exponent / 2 + 0.5) < 0.1
     mean, error = wflow.fits.mean_and_error(squares)
     rms = np.sqrt(mean)
     bars = ax.errorbar(sizes, rms, error / rms, fmt=marker, capsize=2, label=f"$t$ = {time:g}")
@@ -67,5 +66,5 @@ ax.set(
 )
 ax.set_xticks(sizes, map(str, sizes))
 ax.minorticks_off()
-ax.legend(frameon=False)
+ax.legend()
 plt.show()

@@ -43,7 +43,6 @@ def log_density(h):
 
 for h in (0.4, 0.1, 0.025):
     print(f"h = {h:<6} integral of the density: {np.exp(log_density(h)).sum() * spacing:.6f}")
-assert abs(np.exp(log_density(0.1)).sum() * spacing - 1) < 1e-3
 
 # %%
 # The attention of the three kernels beside the integral, here a sum over the tokens with a
@@ -72,8 +71,6 @@ for h in steps:
         errors[kernel].append(np.sqrt(np.mean((mean - truth)[bulk] ** 2)))
 for kernel in KERNELS:
     print(f"{kernel:<10} error of M: " + "  ".join(f"{error:.1e}" for error in errors[kernel]))
-assert max(errors["exact"]) < 1e-6
-assert errors["laplace"][-1] < errors["laplace"][0] < min(errors["published"])
 
 # %%
 # How many tokens a query attends to. A cloud of 1,000 Gaussian tokens attends to itself; its
@@ -89,7 +86,6 @@ for beta in (1.0, 0.1):
         found = sampling.attention_mean(cloud, cloud, h=1 / 24, beta=beta, prior=prior)
         sizes[beta].append(np.median(found.ess))
     print(f"beta = {beta:<4} effective tokens: " + "  ".join(f"{s:.1f}" for s in sizes[beta]))
-assert sizes[1.0][-1] < 1.5 < 30 < sizes[0.1][1]
 
 # %%
 # The layer of the paper, :math:`G(x) = x + \frac12[S(x) - M(x)]`, and the backward map
@@ -101,12 +97,11 @@ options = {"h": 0.1, "beta": BETA, "prior": prior}
 moved = sampling.backward(cloud, context, **options)
 back = sampling.backward_inverse(moved, context, **options)
 print(f"recovered to {np.abs(back - cloud).max():.1e}")
-assert np.abs(back - cloud).max() < 1e-12
 
 # %%
 # Density, errors of the kernels, effective sample sizes.
 
-fig, axes = plt.subplots(1, 3, figsize=(10.2, 3.2), layout="constrained")
+fig, axes = plt.subplots(1, 3, figsize=(10.2, 3.2))
 axes[0].hist(tokens[:, 0], 40, density=True, color="0.85", label="tokens")
 for h in (0.4, 0.1, 0.025):
     axes[0].plot(x[:, 0], np.exp(log_density(h)), lw=1.2, label=f"h = {h:g}")

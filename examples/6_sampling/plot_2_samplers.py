@@ -53,7 +53,6 @@ for axis, (name, cloud) in zip(axes, clouds.items(), strict=True):
     axis.plot(*cloud.T, ".", markersize=2)
     axis.set_title(name)
     axis.set_aspect("equal")
-figure.tight_layout()
 
 # %%
 # Diagnostics over time: the effective number of tokens that a token attends to, the share of
@@ -74,8 +73,6 @@ axes[2].set_title("variance")
 axes[2].legend()
 for axis in axes:
     axis.set_xlabel("time k h")
-figure.tight_layout()
-assert float(run["ess"][0, -1]) > 20
 
 # %%
 # A run in a file is kept like one of ``wflow.solve``: it continues after a kill, has digests, and
@@ -84,7 +81,7 @@ assert float(run["ess"][0, -1]) > 20
 with tempfile.TemporaryDirectory() as folder:
     file = Path(folder, "run.h5")
     with sampling.brwp(x0, target.grad, target.prior, **settings, out=file) as stored:
-        assert np.array_equal(stored["samples"], run["samples"])
+        print("bitwise identical:", stored["samples"].identical(run["samples"]))
     print(wflow.verify(file))
 
 # %%
@@ -97,4 +94,3 @@ for d in (2, 5, 10, 20):
     found = sampling.brwp(wide.sample(800), wide.grad, wide.prior, h=0.05, steps=80, save_every=80)
     variance = float(found["sample_variance"][0, -1].mean()) / wide.covariance()[0, 0]
     print(f"d = {d:<3} ESS {float(found['ess'][0, -1]):6.1f}, variance over exact {variance:.2f}")
-assert variance < 0.5

@@ -1,9 +1,11 @@
 """Checks of the built site, for tests and CI: `python tests/docs/site.py build/site`.
 
-Without a browser: no page loads anything from a network, every public name is in the search index
-and in the inventory of objects. In a headless Chromium, where one is installed: no table is wider
-than its column, every formula is rendered, no page requests anything outside the site or writes an
-error to the console, and the search finds a class. `--screenshots FOLDER` keeps pictures.
+Without a browser: no page loads anything from a network, every link leads to a file of the site,
+every public name is in the search index and in the inventory of objects. In a headless Chromium,
+where one is installed: no table is wider than its column, every formula is rendered, no page
+requests anything outside the site or writes an error to the console, the first screen of the home
+page shows a picture and code, and the search finds what it should first. `--screenshots FOLDER`
+keeps pictures.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
 # A script finds beside itself neither the helpers of the tests nor the extension of Sphinx.
@@ -26,19 +29,30 @@ sys.path[:0] = [str(place) for place in (ROOT, ROOT / "tests", ROOT / "docs" / "
 from browser import CHROMIUM, DRIVER, INSTALLED, browser, requested  # noqa: E402
 
 WIDTH, HEIGHT = 1280, 1000
-SEARCHED = "OrnsteinUhlenbeck"
+# What is searched, and the page that is found first.
+SEARCHED = {
+    "OrnsteinUhlenbeck": "api/wflow.heads.OrnsteinUhlenbeck.html",
+    "w2": "api/wflow.transport.w2.html",
+}
+LINKED = ("heads.HeadLaw", "heads.Oscillating", "heads.Frozen", "SaveAt")  # on the page of solve
+NUMBERS = re.compile(r"/(performance|results/ott_tables)")  # pages that are found last
 RESOURCES = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
 
 
 class _Resources(HTMLParser):
-    """Addresses that a browser loads without being asked."""
+    """Addresses that a browser loads without being asked, links, and names of places."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
+        self.links: list[str] = []
+        self.places: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
+        self.places.add(given.get("id") or "")
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"] or "")
         if tag == "link" and (given.get("rel") or "") in ("stylesheet", "preload", "icon"):
             self.found.append(given.get("href") or "")
         if tag in RESOURCES and given.get(RESOURCES[tag]):
@@ -60,6 +74,25 @@ def external_resources(site: Path) -> list[str]:
     return wrong
 
 
+def broken_links(site: Path) -> list[str]:
+    """Links of pages to no file or no place of the site: 'page: address'."""
+    readers = {page: _Resources() for page in site.rglob("*.html") if "_static" not in page.parts}
+    for page, reader in readers.items():
+        reader.feed(page.read_text(encoding="utf-8"))
+    wrong = []
+    for page, reader in sorted(readers.items()):
+        for address in {*reader.links, *reader.found}:
+            link = urlsplit(address)
+            if link.scheme or link.netloc:
+                continue
+            file = (page.parent / unquote(link.path)).resolve() if link.path else page
+            known = readers[file].places if file in readers else None
+            lost = known is not None and link.fragment and unquote(link.fragment) not in known
+            if not file.is_file() or not file.is_relative_to(site) or lost:
+                wrong.append(f"{page.relative_to(site)}: {address} leads nowhere")
+    return wrong
+
+
 def public_names() -> list[str]:
     """Return the full public names, as the API pages list them."""
     import api_pages
@@ -68,7 +101,7 @@ def public_names() -> list[str]:
 
 
 def missing_names(site: Path) -> list[str]:
-    """Public names that the inventory of objects or the search index of the site lacks."""
+    """Public names that objects, search index or signatures of the site lack."""
     from sphinx.util.inventory import InventoryFile
 
     with (site / "objects.inv").open("rb") as file:
@@ -82,6 +115,10 @@ def missing_names(site: Path) -> list[str]:
         for entry in entries
     }
     wrong = [f"{name}: not an object of the site" for name in public_names() if name not in objects]
+    page = (site / "api" / "wflow.solve.html").read_text(encoding="utf-8")
+    wrong += [
+        f"wflow.solve: no link to {name}" for name in LINKED if f"wflow.{name}.html#" not in page
+    ]
     return wrong + [
         f"{name}: not in the search index" for name in public_names() if name not in searched
     ]
@@ -163,30 +200,43 @@ def looked_at(site: Path, pictures: Path | None = None, only: str = "") -> list[
             ]
             if pictures and page.count("/") < 2 and "/wflow." not in page:
                 driver.save_screenshot(str(pictures / (page.replace("/", "-")[:-5] + ".png")))
-        wrong += _searched(driver, address, pictures)
+        wrong += _first_screen(driver, address) + _searched(driver, address, pictures)
     return wrong
 
 
+def _first_screen(driver: Any, address: str) -> list[str]:
+    """What the home page lacks before one scrolls, in a window of 1280 x 800."""
+    driver.get(f"{address}/index.html")
+    inside = """return [...document.querySelectorAll('article ' + arguments[0])].some(e => {
+        const box = e.getBoundingClientRect();
+        return box.height > 100 && box.top >= 0 && box.bottom <= 800; })"""
+    missing = [tag for tag in ("img", "pre") if not driver.execute_script(inside, tag)]
+    return [f"index.html: no whole <{tag}> on the first screen" for tag in missing]
+
+
 def _searched(driver: Any, address: str, pictures: Path | None) -> list[str]:
-    from selenium.common.exceptions import TimeoutException
     from selenium.webdriver.support.ui import WebDriverWait
 
-    driver.get(f"{address}/search.html?q={SEARCHED}")
-    try:
-        links = WebDriverWait(driver, 20).until(
-            lambda d: [
-                link.get_attribute("href")
-                for link in d.find_elements("css selector", "#search-results a")
-            ]
+    def found(words: str) -> list[str]:
+        driver.get(f"{address}/search.html?q={words}")
+        summary = "p.search-summary"
+        WebDriverWait(driver, 60).until(
+            lambda d: "finished" in d.find_element("css selector", summary).text
         )
-    except TimeoutException:
-        links = []
-    if pictures:
-        driver.save_screenshot(str(pictures / "search.png"))
-    page = f"api/wflow.heads.{SEARCHED}.html"
-    if not any(page in link for link in links):
-        return [f"search: {SEARCHED} does not find {page}, but {links}"]
-    return []
+        links = driver.find_elements("css selector", "#search-results ul.search a")
+        return [link.get_attribute("href").partition("#")[0] for link in links]
+
+    wrong = []
+    for words, page in SEARCHED.items():
+        links = found(words)
+        if pictures:
+            driver.save_screenshot(str(pictures / f"search-{words}.png"))
+        if not links or not links[0].endswith(page):
+            wrong.append(f"search: {words} does not find {page} first, but {links[:5]}")
+    numbers = [bool(NUMBERS.search(link)) for link in found("table")]
+    if numbers != sorted(numbers) or not any(numbers):
+        wrong.append("search: pages of numbers are not found last")
+    return wrong
 
 
 def main() -> int:
@@ -197,7 +247,8 @@ def main() -> int:
     flags = parser.parse_args()
     if flags.screenshots:
         flags.screenshots.mkdir(parents=True, exist_ok=True)
-    wrong = external_resources(flags.site) + missing_names(flags.site)
+    site = flags.site.resolve()
+    wrong = external_resources(site) + broken_links(site) + missing_names(site)
     if INSTALLED:
         wrong += looked_at(flags.site, flags.screenshots, flags.only)
     else:

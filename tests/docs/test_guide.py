@@ -36,19 +36,24 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip()
 
 
-def test_the_code_of_the_first_page_prints_what_stands_below_it(tmp_path, monkeypatch, capsys):
+def test_the_code_of_the_first_pages_prints_what_stands_below_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    code, printed = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)
-    exec(compile(code, "README", "exec"), {})
-    assert capsys.readouterr().out == printed
-    assert (tmp_path / "tokens.gif").stat().st_size < 1e6
-    assert len(text.encode()) < 7000 and len(text.splitlines()) <= 110
+    for page in (DOCS.parent / "README.md", DOCS / "index.md"):
+        text = page.read_text(encoding="utf-8")
+        code, printed = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)
+        exec(compile(code, page.name, "exec"), {})
+        assert capsys.readouterr().out == printed
+        assert (tmp_path / "tokens.gif").stat().st_size < 1e6
+    assert len((DOCS.parent / "README.md").read_bytes()) < 7000
 
 
-@pytest.mark.parametrize("page", ["guide/control", "guide/sparse_transformers", "guide/sums"])
-def test_the_code_of_a_page_with_torch_runs(page, tmp_path, monkeypatch, capsys):
+NETWORKS = ["networks", "training", "texts", "saving", "control", "sparse_transformers", "sums"]
+
+
+@pytest.mark.parametrize("page", [f"guide/{page}" for page in NETWORKS])
+def test_the_code_of_a_page_with_networks_runs(page, tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
     test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys)
 
 
@@ -90,6 +95,6 @@ def test_the_example_of_spread_paths_is_a_script(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(wflow.distributed, "solve", serial)
     monkeypatch.chdir(tmp_path)
-    exec(compile(blocks("guide/clusters")[0], "clusters", "exec"), {"__name__": "__main__"})
+    exec(compile(blocks("guide/distributed")[0], "distributed", "exec"), {"__name__": "__main__"})
     assert asked["workers"] == 4 and asked["options"]["paths"] == 100
     assert float(capsys.readouterr().out) > 0

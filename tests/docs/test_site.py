@@ -35,6 +35,15 @@ def test_resources_from_a_network_are_found(checks, tmp_path):
     assert [line.split(":")[0] for line in found] == ["bad.html"] * 3 + ["bad.css"]
 
 
+def test_links_of_built_pages_that_lead_nowhere_are_found(checks, tmp_path):
+    (tmp_path / "a.html").write_text('<h2 id="here"></h2><a href="b.html"></a><a href="#here"></a>')
+    (tmp_path / "b.html").write_text('<a href="https://example.org/x"></a><a href="a.html#here">')
+    assert checks.broken_links(tmp_path) == []
+    links = ("/a.html", "gone.html", "../a.html", "a.html#gone")
+    (tmp_path / "b.html").write_text("".join(f'<a href="{link}"></a>' for link in links))
+    assert len(checks.broken_links(tmp_path)) == len(links)
+
+
 def test_links_between_pages_lead_to_files():
     for page in [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]:
         text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

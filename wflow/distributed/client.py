@@ -1,7 +1,7 @@
 """One run on many cores or machines: its paths are spread over workers of dask.
 
-Studies do the same by `--workers N` and `--scheduler ADDRESS`; docs/guide/clusters.md says how to
-set a cluster up.
+Studies do the same by `--workers N` and `--scheduler ADDRESS`; docs/guide/distributed.md says how
+to set a cluster up.
 """
 
 from __future__ import annotations

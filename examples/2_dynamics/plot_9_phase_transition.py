@@ -45,7 +45,7 @@ for beta in (1.0, 3.0, 4.0):
         flow="unnormalised",
         step=0.2,
     )
-fig, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+fig, axes = plt.subplots(1, 2, figsize=(9, 3.4))
 wflow.plots.bifurcation(branches, relative=True, ax=axes[0])
 wflow.plots.bifurcation(branches, "free_energy_difference", relative=True, ax=axes[1])
 axes[1].set(ylim=(-0.6, 0.1), xlim=(0.6, 1.4))
@@ -61,9 +61,8 @@ for label, branch in branches.items():
 state = stationary.density(3 * np.eye(3), 1.5, nodes, flow="unnormalised")
 angle = np.linspace(-np.pi, np.pi, 201)
 points = np.stack([np.sin(angle), np.zeros_like(angle), np.cos(angle)], axis=1)
-fig, ax = plt.subplots(figsize=(4.6, 2.8), layout="constrained")
+fig, ax = plt.subplots(figsize=(4.6, 2.8))
 ax.plot(angle, state.at(points), "k")
 ax.set(xlabel="angle from the axis", ylabel=r"$\rho$")
 plt.show()
 print(state, "stable" if state.stable else "unstable")
-assert state.stable and state.defect < 1e-6

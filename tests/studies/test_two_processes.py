@@ -20,7 +20,7 @@ TRAININGS = {
     "mnist_vit": ("--epochs 1 --seeds 1 --only continuous", "continuous-0", 1e-4),
     "nanogpt_sizes": ("--seeds 1 --dropout 0 --only 'S characters'", "S-characters-0", 1e-4),
     "point_clouds": ("--seeds 1 --only continuous", "continuous-0", 1e-4),
-    "sentiment": ("--epochs 1 --only", "continuous-lam=0.5-0", 1e-5),
+    "sentiment": ("--epochs 1 --published --seeds 2 --only", "continuous-lam=0.5-0", 1e-5),
     "shakespeare_gpt": ("--only continuous", "continuous-0", 1e-5),
     "shakespeare_words": ("--only continuous", "continuous-0", 1e-5),
     "web_text": ("--only continuous", "continuous-0", 1e-5),

@@ -201,7 +201,7 @@ def with_error(mean: float, error: float) -> str:
     The error has one digit, two where it begins with 1. A number without an error, or with one of
     rounding, has four digits.
     """
-    if not error > 1e-12 * abs(mean):
+    if not max(1e-12 * abs(mean), 1e-300) < error < math.inf:
         return f"{mean:.4g}"
     decimals = -math.floor(math.log10(error))
     decimals += round(error * 10**decimals, 1) < 2

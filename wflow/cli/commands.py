@@ -286,8 +286,8 @@ def guarded(main: Callable[[], int | None]) -> int:
         except (Interrupted, WflowError) as error:
             words, status = last_words(error)
             # Of several processes that get a signal number 0 says so.
-            quiet = isinstance(error, Interrupted) and os.environ.get("WORLD_SIZE", "1") != "1"
-            if quiet and os.environ.get("RANK", "0") != "0":
+            several = isinstance(error, Interrupted) and "TORCHELASTIC_RUN_ID" in os.environ
+            if several and os.environ.get("RANK", "0") != "0":
                 return status
             return _complain(words, status)
         except KeyboardInterrupt:

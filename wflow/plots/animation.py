@@ -247,7 +247,7 @@ def _animation(
 
     def show(k: int) -> list[Any]:
         move(k)
-        clock.set_text(f"$t$ = {shown_times[k]:g}")
+        clock.set_text(f"$t$ = {shown_times[k]:.15g}")
         if marker is not None:
             marker.set_data(time[k : k + 1], where[k : k + 1])
         return []

@@ -289,7 +289,7 @@ def snapshot_panels(
     height = rows * height_of(width / columns, rows) + 0.25 + 0.14 * note.count("\n")
     figure, axes = grid(rows, columns, width, height)
     for axis, t in zip(axes.flat, rounded(times), strict=False):
-        axis.set_title(f"$t$ = {t:g}", loc="center", pad=2)
+        axis.set_title(f"$t$ = {t:.15g}", loc="center", pad=2)
     for empty in axes.flat[len(times) :]:
         empty.set_axis_off()
     figure.supxlabel(note, fontsize=8.0, color="0.25")

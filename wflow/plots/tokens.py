@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.checks import check_choice
+from wflow._core.errors import InputError
 from wflow.plots.figure import (
     COLUMN,
     Style,
@@ -223,7 +224,7 @@ def token_snapshots(
     ------
     InputError
         For a time or a path that is not stored, ``save=wflow.SaveAt(snapshots=[...],
-        paths=[...])``, and for several times with `ax`.
+        paths=[...])``, for clusters of a mean, and for several times with `ax`.
 
     See Also
     --------
@@ -248,6 +249,8 @@ def token_snapshots(
     if which is None:
         kept = ds["snapshot_path"].values if "tokens" in ds and ds["tokens"].size else ()
         which = int(np.atleast_1d(kept)[0]) if np.size(kept) else "mean"
+    if which == "mean" and color == "cluster":
+        raise InputError("color='cluster' needs the tokens of one path: give its number as `which`")
     drawn, stored = snapshots(ds, "tokens", which, times)
     cloud = np.asarray(stored.values, dtype=float)
     if ax is not None:
@@ -283,7 +286,7 @@ def token_snapshots(
     if ax is not None:
         with panel(ax, COLUMN, COLUMN) as (figure, axis):
             draw(axis, cloud[0], True)
-            axis.set_title(f"$t$ = {rounded(drawn)[0]:g}")
+            axis.set_title(f"$t$ = {rounded(drawn)[0]:.15g}")
         return figure
     with apply():
         # Space for titles and labels of axes; spheres have none, and fill less than their width.

@@ -340,24 +340,27 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> None:
             if not results.records[name][seed]["diverged"]:
                 folder = folder_of(flags.out, name, seed)
                 opened_session.files[folder.name] = folder / nets.train.METRICS
-        found: Sequence[Finding] = ()
-        if is_published(flags) and len(names) == len(models):
-            found = experiment.findings(flags, data, results)
-            if flags.preset != "paper" and "paper" in flags.presets:
-                found = [finding.at_this_size() for finding in found]
-        opened_session.finish(
-            table=experiment.table(flags, results)
-            if experiment.table
-            else dataset(results, experiment.numbers, experiment.along, coords),
-            text=(
-                experiment.text(flags, data, results)
-                if experiment.text
-                else _summary(experiment, flags, source, results)
-            ),
-            findings=found,
-            figures=experiment.figures(flags, results),
-            texts=experiment.texts(flags, results),
-        )
+        from wflow.nets.training.parallel import alone
+
+        with alone():  # the other processes are done
+            found: Sequence[Finding] = ()
+            if is_published(flags) and len(names) == len(models):
+                found = experiment.findings(flags, data, results)
+                if flags.preset != "paper" and "paper" in flags.presets:
+                    found = [finding.at_this_size() for finding in found]
+            opened_session.finish(
+                table=experiment.table(flags, results)
+                if experiment.table
+                else dataset(results, experiment.numbers, experiment.along, coords),
+                text=(
+                    experiment.text(flags, data, results)
+                    if experiment.text
+                    else _summary(experiment, flags, source, results)
+                ),
+                findings=found,
+                figures=experiment.figures(flags, results),
+                texts=experiment.texts(flags, results),
+            )
 
 
 def _summary(

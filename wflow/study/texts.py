@@ -354,7 +354,9 @@ def scored(flags: TextFlags, results: Results, published: Published) -> str:
     if encoder is None:
         lead += "BERTScore: not measured, it needs an encoder (--encoder)."
     else:  # of a folder two parts: more than `model`, and nothing of the machine
-        lead += f"BERTScore: with {'/'.join(Path(encoder).parts[-2:])}."
+        parts = Path(encoder).parts
+        shown = parts[-1:] if Path(encoder).is_absolute() and len(parts) < 4 else parts[-2:]
+        lead += f"BERTScore: with {'/'.join(shown)}."
         if published:
             lead += (
                 " [OTT] does not name its encoder: compare the order of the models, not the "

@@ -11,8 +11,8 @@ import atexit
 import os
 import pickle
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,7 +32,7 @@ from wflow._core.errors import InputError, Interrupted, WflowError
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-_ALONE = ContextVar("alone", default=False)  # whether a job of `distribute` runs
+_ALONE = ContextVar("alone", default=False)  # whether the block of an `alone` runs
 _ROUNDS = counted()  # calls of `distribute`
 _PIECE = 2**22  # bytes of a value in the store, which takes twice as many
 _PAUSE = 0.1  # seconds between two looks into the store
@@ -235,6 +235,16 @@ def process_group(name: str) -> Processes:
     return Processes(own, dist.get_rank(), dist.get_world_size())
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let this process work by itself in the block: others wait for it, or train other networks."""
+    outside = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(outside)
+
+
 def distribute(jobs: Sequence[Job], task: Callable[[Job], Result]) -> list[Result]:
     """The results of a task for all jobs, each done by one of the processes of torchrun.
 
@@ -263,11 +273,8 @@ def distribute(jobs: Sequence[Job], task: Callable[[Job], Result]) -> list[Resul
         store.set("open", "")
     _wait(store, "open")
     while (place := store.add("taken", 1) - 1) < len(jobs):
-        outside = _ALONE.set(True)
-        try:
+        with alone():
             data = pickle.dumps(task(jobs[place]))
-        finally:
-            _ALONE.reset(outside)
         pieces = range(0, len(data), _PIECE)
         for first in pieces:
             piece = data[first : first + _PIECE]

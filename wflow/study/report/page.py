@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -551,7 +551,9 @@ def _page_of_study(study: Study) -> Page:
         words = f"Run {escaped(section.name)}"
         body.append(_hero(section, f"r{place}", page, lambda _, text: f"<h3>{text}: {words}</h3>"))
     elif charts or pictures:
-        body.append(_side_by_side([*list(charts.values())[:1], *pictures][:2]))
+        above = [*list(charts.values())[:1], *pictures][:2]
+        body.append(_side_by_side(above))
+        pictures = [picture for picture in pictures if picture not in above]
     body.append(_chips(study.sections))
     body.append(_findings_html(document.get("findings", [])))
     body.append(_tables_html(study))
@@ -601,9 +603,9 @@ def _conclusion_of_study(study: Study) -> str:
         return last.conclusion and f"{last.name}: {last.conclusion}"
     losses = {model: float(loss) for model, *_, loss in study.networks if loss != "–"}
     if losses:
-        best = min(losses, key=lambda model: losses[model])
-        among = f" of {len(losses)} models" if len(losses) > 1 else ""
-        return f"{best} ends with the lowest training loss{among}, {losses[best]:.4g} on average."
+        listed = ", ".join(f"{loss:.4g} ({model})" for model, loss in islice(losses.items(), 4))
+        more = f", and {len(losses) - 4} more" if len(losses) > 4 else ""
+        return f"The training loss ends, on average, at {listed}{more}."
     return ""
 
 

@@ -239,7 +239,7 @@ def _conclusion(ds: Dataset) -> str:
     if not known.size:
         return f"{named[name]} is not finite."
     last = known[-1]
-    start, end = values[:, 0], values[:, last]
+    start, end = values[:, known[0]], values[:, last]
     verb = "rises" if np.nanmean(end) > np.nanmean(start) else "falls"
     text = f"{named[name]} {verb} from {mean_and_spread(start)} to {mean_and_spread(end)}"
     if name == "energy" and "edi_residual" in ds:

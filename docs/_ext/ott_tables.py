@@ -443,9 +443,7 @@ Below a table stand the claims that its study decides. Numbers of smaller preset
 data, are no repetition of the published ones: for them the side alone is compared, "at this size".
 
 Published counts of parameters are those of our networks of the preset `paper` to the printed digit;
-a test of each study holds the rule of counting, which its page states. The 93k of the digits are a
-block with a feed-forward layer for the baseline; our baseline in the tables below has none, and
-59,658 parameters. Where a row has no number of
+a test of each study holds the rule of counting, which its page states. Where a row has no number of
 ours the model was not trained at that size. Rows of BERTScore need an encoder, which the option
 `--encoder` of the studies of texts loads, and are those of the encoder in the command. [OTT] does
 not name its own: the order of the models is compared, not the numbers."""

@@ -193,10 +193,15 @@ def readme(text: str) -> str:
 
 
 def publish(folder: Path) -> None:
-    """Take the findings of a folder of results."""
+    """Take the findings of a folder of results; predictions keep their mark of a theorem."""
     document = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     kept = {key: document[key] for key in ("study", "command", "created", "findings")}
     file = RESULTS / "findings" / f"{kept['study']}.json"
+    former = json.loads(file.read_text(encoding="utf-8"))["findings"] if file.exists() else []
+    theorems = {each["prediction"] for each in former if each.get("theorem")}
+    for finding in kept["findings"]:
+        if finding["prediction"] in theorems:
+            finding["theorem"] = True
     file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -11,13 +11,14 @@ time, falls like 1/H in the number H of heads: [MHT] eq. 151 and figures 1 to 3.
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, section 6.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from wflow import study
+from wflow import fits, study
 from wflow.cli import script
 from wflow.heads import OrnsteinUhlenbeck
 
@@ -51,9 +52,20 @@ class OUHeads(study.StudyFlags):
         return OrnsteinUhlenbeck(np.eye(d), self.rate, self.sigma2, exact=self.exact)
 
 
+def findings(laws: Mapping[str, fits.PowerLaw]) -> list[study.Finding]:
+    """Return the finding about the decay of G^2 with the number of heads."""
+    fit = laws["upper_gradient_sq"]
+    return [
+        study.Finding.slope(
+            "$G^2$ decays like $1/H$ for Ornstein-Uhlenbeck heads", "[MHT] eq. 151, fig. 2",
+            fit, -1.0, 0.1, note=f", Pearson {fit.pearson:.4f}",
+        )
+    ]  # fmt: skip
+
+
 def main() -> None:
     flags = study.command_line(OUHeads, __doc__)
-    study.run("ou_heads", flags, flags.law)
+    study.run("ou_heads", flags, flags.law, findings)
 
 
 if __name__ == "__main__":

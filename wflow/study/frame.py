@@ -226,7 +226,7 @@ class Finding(ShortResult):
         An exponent within the tolerance of what is expected is confirmed; one beyond it is
         inconclusive if its interval reaches that range, and not confirmed otherwise. Exponents that
         differ in this are confirmed in part, or, where none is confirmed, inconclusive. So is an
-        exponent that the numbers do not resolve, whose fit is None.
+        exponent that the numbers do not resolve: its fit is None, or its interval holds 0.
 
         Parameters
         ----------
@@ -266,9 +266,9 @@ class Finding(ShortResult):
             if whole:
                 near = low >= wanted - tolerance and high <= wanted + tolerance
             reached = low <= wanted + tolerance and high >= wanted - tolerance
-            if near:
+            if near and not (wanted and low <= 0.0 <= high):
                 verdicts.append("confirmed")
-            elif reached or (whole and not np.isfinite(low)):
+            elif near or reached or (whole and not np.isfinite(low)):
                 verdicts.append("inconclusive")
             else:
                 verdicts.append("not confirmed")
@@ -465,7 +465,7 @@ class Session:
             "runs": {name: file.name for name, file in self.files.items()},
             "findings": [asdict(finding) for finding in findings],
         }
-        found = f"{text}\n\n{_findings_text(findings)}" if findings else text
+        found = f"{text}\n\n{findings_text(findings)}" if findings else text
         page = (
             f"# {self.name}\n\n    {source['command']}\n\n{machine()}; {source['created']}; "
             f"wflow {source['versions']['wflow']}\n\n{found}\n"
@@ -714,7 +714,7 @@ def machine() -> str:
     return f"{os.cpu_count()} cores of {name}"
 
 
-def _findings_text(findings: Sequence[Finding]) -> str:
+def findings_text(findings: Sequence[Finding]) -> str:
     """Write the findings as a Markdown list that also reads well in a terminal."""
     entries = []
     for f in findings:

@@ -9,7 +9,7 @@ head law, and hands both over.
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from wflow._core.adaptive import as_scheme
 from wflow._core.errors import InputError
 from wflow._core.printable import printable
+from wflow.analysis.description import with_error
 from wflow.analysis.fits import PowerLaw, json_number, mean_and_error, power_law
 from wflow.heads.laws import law_config
 from wflow.particles.options import SaveAt
@@ -29,7 +30,15 @@ from wflow.runs.schema import BUDGET_RUNNING, VARIABLES
 from wflow.runs.snapshots import clouds
 from wflow.study.flags import StudyFlags
 from wflow.study.folder import earlier_results
-from wflow.study.frame import SUMMARY, markdown_table, provenance, session, write_results
+from wflow.study.frame import (
+    SUMMARY,
+    Finding,
+    findings_text,
+    markdown_table,
+    provenance,
+    session,
+    write_results,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -237,7 +246,13 @@ def report_text(table: "Dataset", fits: "Mapping[str, PowerLaw]", fit_from: int 
     if table.sizes.get("snapshot_path", paths) < paths:
         kept = ", ".join(str(path) for path in table["snapshot_path"].values)
         over += f" Variance and mean velocity are those of path {kept}."
+    over += (
+        "\nThe residual is the error of the energy balance at T; in the last column G^2 stands for "
+        "the dissipation."
+    )
     lines = [markdown_table(columns), "", over]
+    if table.sizes["heads"] < 3:
+        lines.append("Name three or more head counts, as --heads 1 2 4 8, for a fit and a verdict.")
     for name, fit in fits.items():
         least = max(fit_from, _FITTED[name])
         start = f" for H >= {least}" if least > 1 else ""
@@ -263,6 +278,7 @@ def write_summary(
     files: dict[int, Path],
     figures: "Mapping[str, Figure]",
     stale: Iterable[str],
+    findings: Sequence[Finding] = (),
 ) -> None:
     """Write figures, summary.h5 (numbers per path) and summary.json (fits, means, provenance).
 
@@ -289,15 +305,14 @@ def write_summary(
         "fit_head_variance": laws.get("head_variance"),
         "runs": runs,
     }
+    if findings:
+        document["findings"] = [asdict(finding) for finding in findings]
     write_results(folder, table, document, figures, {}, stale=stale)
 
 
 def _cells(values: NDArray[Any]) -> list[str]:
     means, errors = mean_and_error(values, finite=False)
-    return [
-        f"{mean:.4g}" + (f" ± {error:.1g}" if math.isfinite(error) else "")
-        for mean, error in zip(means, errors, strict=True)
-    ]
+    return list(map(with_error, means, errors))
 
 
 # The study
@@ -313,7 +328,12 @@ _RUN_FILE = re.compile(r"H\d{5,}\.h5")
 _DRAWN = (".png", ".pdf")
 
 
-def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> None:
+def run(
+    name: str,
+    flags: StudyFlags,
+    law_of: "Callable[[int], HeadLaw]",
+    findings_of: "Callable[[Mapping[str, PowerLaw]], Sequence[Finding]]" = lambda _: (),
+) -> None:
     """Solve for every head count, fit, and write run files, summary and figures into `flags.out`.
 
     Parameters
@@ -324,6 +344,9 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> Non
         The flags, checked (as `command_line` does).
     law_of : callable
         Function of the dimension d of the tokens, whose value is the head law of all runs.
+    findings_of : callable, optional
+        Function of the fits over the head counts, by name ("upper_gradient_sq", "head_variance"),
+        whose value is the findings. It is asked for fits of three or more head counts.
 
     Raises
     ------
@@ -365,12 +388,20 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> Non
         table = summarise(files, flags.flow)
         fits = fit_scaling(table, flags.fit_from)
         print(printable(report_text(table, fits, flags.fit_from)))
+        whole = {key: fit for key, fit in fits.items() if fit.points > 2}
+        findings = findings_of(whole) if "upper_gradient_sq" in whole else ()
+        if findings:
+            print(f"\n{printable(findings_text(findings))}")
         figures = draw(flags, files, table, fits.get("upper_gradient_sq"))
         stale = _stale(flags, files)
-        write_summary(flags.out, name, flags, law_config(law), table, fits, files, figures, stale)
+        write_summary(
+            flags.out, name, flags, law_config(law), table, fits, files, figures, stale, findings
+        )
         runs = ", ".join(file.name for file in files.values())
         made = f"In {flags.out}: run files {runs}; {', '.join(SUMMARY)} and {REPORT}; "
         made += f"figures (PNG and PDF) {', '.join(figures)}"
+        last = flags.out / files[max(files)].name
+        made += f". Open {flags.out / REPORT} in a browser, and check by: wflow verify {last}"
         print(f"\n{printable(made, lines=False)}")
     written = {file.name for file in files.values()}
     names = {file.name for file in flags.out.iterdir() if _RUN_FILE.fullmatch(file.name)}

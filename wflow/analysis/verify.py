@@ -374,6 +374,8 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
     note += f"noise of the steps {noise:.2g}, which falls like dt"
     if "cell" in ds.sizes:
         note += "; it has the errors of cells and steps, which finer ones lower"
+    elif abs(mean) > limit:
+        note += "; halve dt to see how the residual falls"
     if count < known.size:
         note += f"; {known.size - count} paths without a finite balance left out"
     return below(name, abs(mean), limit, note)
@@ -431,11 +433,11 @@ def order(ds: "Dataset", config: dict[str, Any]) -> Check:
     logarithms = np.log2(sizes[:known] if noisy else sizes[known - 2 : known])
     observed = -float(np.polyfit(np.arange(logarithms.size), logarithms, 1)[0])
     note = f"order {observed:.2f} in steps of dt to dt / {2 ** (known - 1)}, {promised} promised"
-    note += f" under noise, {_NOISE_PATHS} paths" if noisy else f" by {tableau.name}"
+    note += f" under noise, from {_NOISE_PATHS} new paths" if noisy else f" by {tableau.name}"
     # A custom law or flow need not be as smooth as a higher order asks.
     custom = is_custom_config(config["law"]) or is_custom_config(config.get("flow"))
     limit = _SHORT + (promised - 1 if custom else 0)
-    return below(name, promised - observed, limit, f"{note}; the figure is what it falls short by")
+    return below(name, promised - observed, limit, f"{note}; the number is how much of it is missing")
 
 
 def _error_of_sums(config: dict[str, Any]) -> float:

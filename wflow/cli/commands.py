@@ -90,7 +90,7 @@ class ReportPage:
     )
     """The page to write."""
     light: bool = False
-    """Write a static page of less than 500 kB, without a player."""
+    """Write a static page, as a rule below 500 kB, in the place of the one with a player."""
 
     def __call__(self) -> int:
         from wflow.study.report import write

@@ -437,7 +437,7 @@ def order(ds: "Dataset", config: dict[str, Any]) -> Check:
     # A custom law or flow need not be as smooth as a higher order asks.
     custom = is_custom_config(config["law"]) or is_custom_config(config.get("flow"))
     limit = _SHORT + (promised - 1 if custom else 0)
-    return below(name, promised - observed, limit, f"{note}; the number is how much of it is missing")
+    return below(name, promised - observed, limit, f"{note}; the number is what is missing")
 
 
 def _error_of_sums(config: dict[str, Any]) -> float:

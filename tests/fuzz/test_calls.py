@@ -211,6 +211,7 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
     add("flows", "flow_config", flow="effective")
     add("flows", "flow_from_config", config="effective")
     add("flows", "register", cls=wflow.flows.Softmax)
+    add("heads", "isotropic", beta=[1.0, 2.0], d=3)
     add("heads", "QKV", query=D, key=D, value=D, scale=1.0)
     add("heads", "Frozen")
     add("heads", "HeadLaw", drift=lambda D, t: -D, diffusion=0.5)

@@ -279,7 +279,7 @@ def plateaus(flags: Clustering, table: "Dataset", beta: float) -> list[list[clus
 
 
 def small_beta(flags: Clustering, share: "DataArray") -> Finding | None:
-    prediction = f"one cluster for beta small (beta <= {SMALL_BETA:g}), any d"
+    prediction = f"tokens end in one cluster for beta small (beta <= {SMALL_BETA:g}), any d"
     cells = share.where(share["beta"] <= SMALL_BETA, drop=True)
     if not cells.size:
         return None
@@ -299,7 +299,7 @@ def small_beta(flags: Clustering, share: "DataArray") -> Finding | None:
 
 
 def large_d(flags: Clustering, table: "Dataset") -> Finding | None:
-    prediction = f"one cluster for d large (d >= n = {flags.n}), any beta"
+    prediction = f"tokens end in one cluster for d large (d >= n = {flags.n}), any beta"
     share = table["share"].isel(when=-1)
     large = share.where(share["d"] >= flags.n, drop=True)
     if not large.size:
@@ -362,7 +362,7 @@ def first_token(flags: Clustering, table: "Dataset") -> Finding:
 
 
 def metastable(flags: Clustering, table: "Dataset") -> Finding:
-    prediction = "metastable clusters for beta large, living exponentially long in beta"
+    prediction = "tokens form metastable clusters for beta large, living exponentially long in beta"
     beta = max(flags.series_betas)
     with_plateau = np.mean([bool(found) for found in plateaus(flags, table, beta)])
     grown = growth(table["series_beta"].values, table["time_to_one"].values)

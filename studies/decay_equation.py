@@ -232,9 +232,9 @@ def findings(flags: DecayEquation, table: "study.Dataset") -> list[Finding]:
     ratios = {f"d = {d}, {source}:": ratio_fit(table, d, source) for d in flags.d
               for source in clouds}  # fmt: skip
     alone = Finding.slope(
-        "the law is one of the heads alone: under the same heads n tokens have the exponent of the "
-        f"limit, the interval of the difference within {SAME:g}", QUESTION, ratios, 0.0, SAME,
-        whole=True, note=" of the ratio of both in H",
+        "the decay of G^2 in H is one of the heads alone: under the same heads n tokens have the "
+        f"exponent of the limit, the interval of the difference within {SAME:g}", QUESTION,
+        ratios, 0.0, SAME, whole=True, note=" of the ratio of both in H",
     )  # fmt: skip
     gaps = {d: [gap(table, d, source) for source in clouds] for d in flags.d}
     steps = np.array([

@@ -175,7 +175,7 @@ def findings(
     text = f"int |dE/dt| dt = {relaxing.power_integral[0]:.3g}, of it "
     text += f"{relaxing.power_integral[1]:.1e} in the tail; {relaxing.reasons[0]}"
     relax = Finding.decided(
-        "heads that relax to their mean are integrable, and the tokens come to rest",
+        "int |dE/dt| dt < inf for heads that relax to their mean, and the tokens come to rest",
         f"{THEOREM}, section 6", text,
         [relaxing.integrable == "yes", relaxing.verdict == "stationary"],
     )  # fmt: skip
@@ -209,7 +209,7 @@ def of_noise(
         verdict = "confirmed in part"
         text += ": at rest in the limit of many heads only"
     return Finding(
-        "heads with noise are integrable in expectation, and the tokens come to rest",
+        "int |dE/dt| dt < inf in expectation for heads with noise, and the tokens come to rest",
         "[MHT] section 6", text, verdict,
     )  # fmt: skip
 

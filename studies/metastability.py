@@ -405,13 +405,13 @@ def of_pairs(flags: Metastability, table: "study.Dataset") -> list[Finding]:
     wanted = 1 - math.cos(flags.angle)
     slope = float(growth(betas[-4:], np.log(times * betas)[-4:]))
     constant = Finding.decided(
-        "lifetimes grow like exp((1 - cos a) beta)/beta: the rate within 2 %, by the four largest "
-        "beta", THEORY, f"{slope:.4f}, known {wanted:.4f}", abs(slope / wanted - 1) < 0.02,
-        known=math.isfinite(slope),
+        "lifetimes of two clusters grow like exp((1 - cos a) beta)/beta: the rate within 2 %, by "
+        "the four largest beta", THEORY, f"{slope:.4f}, known {wanted:.4f}",
+        abs(slope / wanted - 1) < 0.02, known=math.isfinite(slope),
     )  # fmt: skip
     long, tried = reaches(times, known, LONG)
     reach = Finding.decided(
-        f"lifetimes beyond {LONG:g} are reached", "question of this study",
+        f"lifetimes of two clusters beyond {LONG:g} are reached", "question of this study",
         f"{(times > LONG).sum()} of {times.size} beta", long, known=tried,
     )  # fmt: skip
     return [exact, constant, reach]
@@ -458,7 +458,8 @@ def of_equation(flags: Metastability, table: "study.Dataset") -> list[Finding]:
     times, known = table["equation"].values, table["equation_known"].values
     share = table["numerical_diffusion"].values / kappas[:, None]
     own = Finding.decided(
-        f"the numerical diffusion is at most {NUMERICAL:g} of kappa", "docs/theory/mean_field.md",
+        f"the numerical diffusion is at most {NUMERICAL:g} of the diffusion kappa",
+        "docs/theory/mean_field.md",
         "; ".join(f"kappa = {k:g}: {largest(row):.2g}"
                   for k, row in zip(kappas, share, strict=True)),
         share <= NUMERICAL, known=np.isfinite(share),
@@ -466,8 +467,8 @@ def of_equation(flags: Metastability, table: "study.Dataset") -> list[Finding]:
     resolved = np.where(share <= NUMERICAL, times, np.nan)
     long, tried = reaches(resolved, known, LONG_EQUATION)
     reach = Finding.decided(
-        f"lifetimes of the equation beyond {LONG_EQUATION:g} are reached, where kappa is at least "
-        f"{1 / NUMERICAL:g} times the numerical diffusion", "question of this study",
+        f"lifetimes of two bumps beyond {LONG_EQUATION:g} are reached, where the diffusion kappa "
+        f"is at least {1 / NUMERICAL:g} times the numerical one", "question of this study",
         f"{np.isfinite(resolved).sum()} of {resolved.size} lifetimes were reached there, the "
         f"longest is {largest(resolved):.4g}", long, known=tried,
     )  # fmt: skip
@@ -484,7 +485,8 @@ def of_equation(flags: Metastability, table: "study.Dataset") -> list[Finding]:
     off = np.abs(times / known - 1)[order]
     gain, error = off[:-1] - off[1:], table["equation_spacing"].values / known
     tends = Finding.decided(
-        "lifetimes tend to those of two points as the diffusion falls", "question of this study",
+        "lifetimes of two bumps tend to those of two points as the diffusion falls",
+        "question of this study",
         "; ".join(f"kappa = {kappas[k]:g}: off by up to {largest(row):.2g}"
                   for k, row in zip(order, off, strict=True))
         + f"; the spacing of the records is up to {error.max():.2g}",

@@ -386,7 +386,8 @@ def of_runs(flags: PhaseTransition, table: "study.Dataset") -> list[Finding]:
     apart = np.abs(order[:, 1] - order[:, 0]).max(axis=1)
     expected = np.nanmax(np.abs(theory[:, 1] - theory[:, 0]), axis=1)
     third = Finding.decided(
-        "the state depends on the past for the flows whose branches do at this beta, only",
+        "the state of particles depends on their start for the flows whose branches do at the same "
+        "beta, only",
         "question of this study",
         "; ".join(
             f"{flow}: starts end up to {a:.2f} apart (branches {e:.2f})"
@@ -399,7 +400,7 @@ def of_runs(flags: PhaseTransition, table: "study.Dataset") -> list[Finding]:
         off = np.abs(equation - theory)
         steady = table["equation_change"].values < STEADY
         counted = steady & known
-        claim = "the mean-field equation ends on the branches, from both starts"
+        claim = "the mean-field equation ends on the branches, from a uniform and a clustered start"
         text = f"largest distance {off[counted].max(initial=0.0):.2g}"
         if not steady.all():
             text += f"; {(~steady).sum()} of {steady.size} runs had not come to rest"

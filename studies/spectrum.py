@@ -225,14 +225,15 @@ def of_clusters(flags: Spectrum, table: "study.Dataset") -> list[Finding]:
     )
     opposite = (pair["count"] == 2) & (pair["angle"] < -ALIGNED) & (pair["last"] > CLOSE)
     for claim, holds, tested in (
-        ("one eigenvalue L > 0 in ascent: two clusters where d log d < L log n, one where it is "
-         f"larger, by a factor of {CLEAR:g}", one["count"] == np.where(ratio < 1, 2, 1)[:, None],
+        ("one eigenvalue L > 0 in ascent gives two clusters where d log d < L log n, one where it "
+         f"is larger, by a factor of {CLEAR:g}", one["count"] == np.where(ratio < 1, 2, 1)[:, None],
          (ratio < 1 / CLEAR) | (ratio > CLEAR)),
-        ("one eigenvalue -L in ascent: two opposite clusters at its eigenvector", opposite, ...),
-        ("one eigenvalue -L in descent: one cluster", down["count"] == 1, ...),
+        ("one eigenvalue -L in ascent gives two opposite clusters at its eigenvector", opposite,
+         ...),
+        ("one eigenvalue -L in descent gives one cluster", down["count"] == 1, ...),
         ("tokens leave the eigenvector of L > 0 in descent: mean square below 1/(2d)",
          left["along"] < 0.5 / left["d"], ...),
-        (f"a double eigenvalue L: clusters lie in its plane (cos^2 > {CLOSE:g})",
+        (f"clusters lie in the plane of a double eigenvalue L (cos^2 > {CLOSE:g})",
          flat["plane"] > CLOSE, ...),
     ):  # fmt: skip
         share = holds.mean("start").values

@@ -171,8 +171,8 @@ def findings(table: "study.Dataset") -> list[Finding]:
         slope = fits.line(np.log(table["size"].values), y[:, None], of=np.log).slope
         numbers.append(f"{weights}, {direction}: {y[0]:.3g} to {y[-1]:.3g}, like size^{slope:.2f}")
     controlled = Finding.decided(
-        "the exponent is controlled by the size of the weights: the fastest change, "
-        "max |log(W₂(t)/W₂(0))|/t, grows with it and vanishes with it",
+        "the exponent of the growth of W₂ is controlled by the size of the weights: the fastest "
+        "change, max |log(W₂(t)/W₂(0))|/t, grows with it and vanishes with it",
         "[MHT] Rem. 5.2", "; ".join(numbers), rising,
     )  # fmt: skip
     share = table["largest_rate"].max("eps").values / mean_constant(table)

@@ -159,11 +159,12 @@ def fit_all(table: "study.Dataset") -> Fits:
 def findings(fits: Fits) -> list[study.Finding]:
     """Return every prediction with its verdict."""
     titles = {
-        "sampled": ("H heads sampled from the law: E W₂ to the flow of the full law like H^-1/2",
-                    "[MHT] Thm 5.5, Rem. 5.6"),
-        "frozen": ("heads D_h + ε Z_h, frozen: W₂ to the flow of D_h like ε", "[MHT] Thm 5.5"),
-        "ornstein-uhlenbeck": ("heads D_h(t) + ε Z_h, Ornstein-Uhlenbeck with the same noise: "
-                               "W₂ to the flow of D_h(t) like ε", "[MHT] Thm 5.5"),
+        "sampled": ("for H heads sampled from the law E W₂ to the flow of the full law is like "
+                    "H^-1/2", "[MHT] Thm 5.5, Rem. 5.6"),
+        "frozen": ("for heads D_h + ε Z_h, frozen, W₂ to the flow of D_h is like ε",
+                   "[MHT] Thm 5.5"),
+        "ornstein-uhlenbeck": ("for heads D_h(t) + ε Z_h, Ornstein-Uhlenbeck with the same noise, "
+                               "W₂ to the flow of D_h(t) is like ε", "[MHT] Thm 5.5"),
     }  # fmt: skip
     return [
         study.Finding.slope(

@@ -444,13 +444,13 @@ def findings(flags: NanogptSizes, corpora: Corpora, results: Results) -> list[Fi
         section, around = "[GPTOC] section 2.1.2", PUBLISHED["section 2.1"]["characters"]
         found = corpora.of["characters"].text.vocabulary
         verdicts += [
-            Finding.decided(f"the text has around {around} different characters", section,
+            Finding.decided(f"tiny Shakespeare has around {around} different characters", section,
                             f"{found}", abs(found / around - 1) <= AROUND),
             above("characters give worse results than pieces of words: more bits per character",
                   section, against("bits", more="characters", less="byte pairs")),
-            above("more tokens can increase the training time: all epochs with byte pairs take "
-                  "longer (s)", section, longer("seconds")),
-            above("an iteration with byte pairs takes longer (ms)", section,
+            above("more tokens can increase the training time: all epochs take longer with byte "
+                  "pairs than with characters (s)", section, longer("seconds")),
+            above("an iteration takes longer with byte pairs than with characters (ms)", section,
                   longer("milliseconds")),
         ]  # fmt: skip
     if metric() is None:

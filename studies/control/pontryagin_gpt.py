@@ -659,8 +659,9 @@ def findings(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> li
         decided("gradients by costates are those of back-propagation to rounding",
                 "[BCEOS2019]", SWEPT, largest("largest relative difference {:.1e}", "gradients"),
                 lambda name: of(name, "gradients") < ROUNDING),
-        decided("so are the losses of a training: they differ by what a change of the first "
-                f"weights by {NUDGE:g} grows to, within a factor of {CHANCE:g}", "question", SWEPT,
+        decided("losses of a training by costates are those of back-propagation: they differ by "
+                f"what a change of the first weights by {NUDGE:g} grows to, within a factor of "
+                f"{CHANCE:g}", "question", SWEPT,
                 largest("relative difference {:.1e}, of changed weights {:.1e}", "apart", "nudged"),
                 lambda name: of(name, "apart") <= CHANCE * of(name, "nudged")),
         memory("back_propagation", "back-propagation"),
@@ -672,19 +673,22 @@ def findings(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> li
         decided("with small batches and dropout no step of extended MSA fails to lower the loss of "
                 "its batch", "question", small, lambda name: f"failed in {total(name, 'failed')}",
                 lambda name: of(name, "failed") == 0),
-        decided("and the test loss falls from each evaluation to the next", "question", small,
+        decided("with small batches and dropout the test loss of extended MSA falls from each "
+                "evaluation to the next", "question", small,
                 largest("rose in up to {:.0%} of them", "test_rises"),
                 lambda name: of(name, "test_rises") == 0),
         claim("optimal control improves the performance of nanoGPT: after as many batches extended "
               "MSA has a lower test loss than Adam", "[GPTOC] section 6",
               {name: (adam[name]["batches"], of(name, "test")) for name in small}),
-        claim("and its efficiency: after as much time, too", "[GPTOC] section 6",
+        claim("optimal control improves the efficiency of nanoGPT: after as much time extended MSA "
+              "has a lower test loss than Adam", "[GPTOC] section 6",
               {name: (adam[name]["time"], adam[name]["own"]) for name in small}),
         claim("the transport cost makes hidden states move straighter", "[OTT] Prop. 1",
               pairs("straightness")),
-        claim("and at a more constant speed", "[OTT] Prop. 1", pairs("speed")),
-        ratios("and the Hamiltonian more constant along depth, over |p| |f| + L", "question",
-               pairs("variation")),
+        claim("the transport cost makes hidden states move at a more constant speed",
+              "[OTT] Prop. 1", pairs("speed")),
+        ratios("the transport cost makes the Hamiltonian more constant along depth, over "
+               "|p| |f| + L", "question", pairs("variation")),
         decided("with shared weights the range of the Hamiltonian falls with the length of the "
                 "steps at the order of Euler's scheme, 1", "theory: Hamiltonian",
                 names_of("continuous"),

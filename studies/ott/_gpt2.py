@@ -92,7 +92,8 @@ def findings(flags: Gpt2Flags, text: Any, results: Results) -> list[study.Findin
     verdicts = [
         made("the continuous model with transport cost ends with a lower test loss than the "
              "baseline of the same size", table, less(results, "final")),
-        made("its best test loss is lower, too", table, less(results, "best")),
+        made("the best test loss of the continuous model with transport cost is lower than that of "
+             "the baseline", table, less(results, "best")),
         made("the transport cost lowers the final test loss of the continuous model",
              "[OTT] section 5.5", less(results, "final", "unregularised")),
         made("the transport cost makes hidden states move straighter", "[OTT] Prop. 1",
@@ -100,22 +101,23 @@ def findings(flags: Gpt2Flags, text: Any, results: Results) -> list[study.Findin
     ]  # fmt: skip
     if "perplexity" in ott.PUBLISHED[flags.table]:
         verdicts.append(
-            made("its perplexity, the mean over windows, is lower", table,
+            made("the perplexity of the continuous model with transport cost, the mean over "
+                 "windows, is lower than that of the baseline", table,
                  less(results, "perplexity_windows"))
         )  # fmt: skip
     if texts.overfits(results):
         verdicts.append(
-            made("the test loss of the continuous model rises less after its best value",
-                 f"[OTT] {flags.figure}",
+            made("after its best value the test loss of the continuous model rises less than that "
+                 "of the baseline", f"[OTT] {flags.figure}",
                  (-texts.rise(results, "continuous"), -texts.rise(results, "baseline")))
         )  # fmt: skip
-    for kind, words in texts.KINDS.items():
+    for kind, words in (("forced", "next tokens"), ("generated", "generated texts")):
         for key in flags.compared:
             pair = more(results, f"{kind}_{key}")
             if np.isfinite(pair).any():  # else none was measured
                 verdicts.append(
-                    made(f"the continuous model has the higher {texts.SCORES[key]} of {words}",
-                         "[OTT] Table 13", pair)
+                    made(f"the continuous model has a higher {texts.SCORES[key]} of {words} than "
+                         "the baseline", "[OTT] Table 13", pair)
                 )  # fmt: skip
     return ott.with_published_conventions(verdicts, flags)
 

@@ -235,7 +235,8 @@ def findings(flags: CatsDogs, images: nets.data.Images, results: Results) -> lis
         learnt,
         claim("the continuous model with transport cost ends more accurate than the baseline, "
               "which has a block more", table, (ours, baseline)),
-        claim("its best epoch is more accurate, too", table, more(results, "best")),
+        claim("the best epoch of the continuous model with transport cost is more accurate than "
+              "that of the baseline", table, more(results, "best")),
         claim("the transport cost makes the continuous model more accurate, at the end and in its "
               "best epoch", table, (ours, plain), more(results, "best", "unregularised")),
         claim("the N-ODE transformers, without and with cost, end less accurate than the baseline",
@@ -258,7 +259,10 @@ def steadier(baseline: np.ndarray, ours: np.ndarray) -> study.Finding:
     """
     from scipy.stats import f
 
-    statement = "its accuracy spreads less over seeds than that of the baseline"
+    statement = (
+        "the accuracy of the continuous model with transport cost spreads less over seeds than "
+        "that of the baseline"
+    )
     if not np.isfinite([*baseline, *ours]).all():
         text, verdict = "a model diverged", "not confirmed"
     elif min(len(ours), len(baseline)) < 2:

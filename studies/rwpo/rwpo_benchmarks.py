@@ -429,7 +429,8 @@ def faster(results: Results, model: str, statement: str, source: str) -> Finding
 
 def findings(_: RwpoBenchmarks, trials: Trials, results: Results) -> list[Finding]:
     """Return claims of the paper, with their verdicts."""
-    claim = "the flow with the sparse transformer is closer to the target than OT-Flow"
+    flow = "the flow with the sparse transformer"
+    claim = f"{flow} is closer to the target than OT-Flow"
     source = "[RWPO] section 4.1, Fig. 3"
     kinds = {
         "printed": "as printed, with its misprinted kernel",
@@ -444,7 +445,7 @@ def findings(_: RwpoBenchmarks, trials: Trials, results: Results) -> list[Findin
         keys = {"sliced_w2": f"{claim}: {text}, equal iterations",
                 "equal_time": f"{claim}: {text}, equal time"}  # fmt: skip
         if not model.startswith("printed"):
-            keys["nll"] = f"it gives held-out points a higher likelihood: {text}"
+            keys["nll"] = f"{flow} gives held-out points a higher likelihood than OT-Flow: {text}"
         asked += [(model, "OT-Flow", key, words, source) for key, words in keys.items()]
     asked += [
         (f"{model} eq.16", "OT-Flow eq.16", "sliced_w2",
@@ -453,7 +454,8 @@ def findings(_: RwpoBenchmarks, trials: Trials, results: Results) -> list[Findin
     ]  # fmt: skip
     return [
         *(closer(results, *each) for each in asked if targets(results, *each[:2])),
-        *(faster(results, model, f"it converges faster than OT-Flow: {text}", "[RWPO] section 5")
+        *(faster(results, model, f"{flow} converges faster than OT-Flow: {text}",
+                 "[RWPO] section 5")
           for model, text in kinds.items() if targets(results, model, "OT-Flow")),
     ]  # fmt: skip
 

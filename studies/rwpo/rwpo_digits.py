@@ -61,7 +61,7 @@ GRID = 6  # digits along a side of an interpolation
 SPARSE = {
     "corrected": "the corrected sparse flow",
     "with itself": "the corrected flow whose tokens attend to themselves",
-    "late layer": "one late layer, ESS >= 30",
+    "late layer": "the flow with one late layer, ESS >= 30,",
 }
 PRINTED = {
     "printed": "the flow as printed, with its misprinted kernel",
@@ -558,7 +558,7 @@ def interactions(tools: Tools) -> list[study.Finding]:
             ), [at.explained > 0.1 for at in wide.values()],
         ),
         study.Finding.decided(
-            "latent vectors of the rectified encoder that the section follows have a density",
+            "latent vectors of the rectified encoder that section 4.3 follows have a density",
             f"{SECTION}, the code of OT-Flow",
             f"{100 * tools.zeros:.0f} % of their entries are exactly 0", tools.zeros == 0,
         ),

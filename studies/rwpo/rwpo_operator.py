@@ -340,7 +340,8 @@ def proposition(out: Part, flags: RwpoOperator) -> None:
                "place of S(y)", "Proposition 2, eqs. 3, 9",
                f"at x = -1, 0.5, 1.5 up to {text(printed, '.3g')} for h = {text(steps, 'g')}, "
                "lambda = 2", printed[-1] < 0.1 * printed[0])  # fmt: skip
-    out.decide("corrected: with S(y) (kernel `laplace`) it does at every fixed x other than 0",
+    out.decide("corrected: the error of the score (14) tends to 0 with S(y) (kernel `laplace`), at "
+               "every fixed x other than 0",
                "Proposition 2", f"at x = -1, 0.5, 1.5 up to {text(fixed, '.1e')}",
                fixed[-1] < 0.01 * fixed[0])  # fmt: skip
     near = np.linspace(-1, 1, 401)
@@ -348,7 +349,7 @@ def proposition(out: Part, flags: RwpoOperator) -> None:
             for h in (1 / 8, 1 / 48, 1 / 200, 1 / 800)]  # fmt: skip
     s = np.sqrt(2 * np.log(2))
     limit = 2.0 * beta / 2 * (erf(s / np.sqrt(2)) - erf(s / 2))
-    out.decide("it does so uniformly in x", "Proposition 2",
+    out.decide("the error of the score (14) tends to 0 uniformly in x with S(y)", "Proposition 2",
                f"N(0, 1), lambda = 2: largest error {text(kink, '.3f')} for h = 1/8, 1/48, 1/200, "
                "1/800, at distances of order sqrt(h) from the kink; its limit is "
                f"0.166 beta lambda/2 = {limit:.3f}", kink[-1] < 0.1 * kink[0])  # fmt: skip
@@ -368,7 +369,8 @@ def proposition(out: Part, flags: RwpoOperator) -> None:
         largest(sampling.attention_mean(few, context, kernel=kernel, **given).mean - right)
         for kernel in KERNELS[:2]
     )
-    out.decide("corrected: it is with the kernels `exact` and `laplace`", "eq. 3",
+    out.decide("corrected: for lambda = 0 the layer is attention with a Gaussian kernel, with the "
+               "kernels `exact` and `laplace`", "eq. 3",
                f"largest difference {gap:.1e} at lambda = 1e-9", gap < 1e-8)  # fmt: skip
     smooth = [beta / (2 * h) * errors(x[::10], h, SMOOTH).max(axis=1) for h in steps]
     fixed, printed = np.transpose(smooth)
@@ -377,7 +379,8 @@ def proposition(out: Part, flags: RwpoOperator) -> None:
                "section 2.3",
                f"psi = log(2 cosh x): error {text(printed)}, exponent {orders[1]:.2f}",
                orders[1] > 0.8)  # fmt: skip
-    out.decide("corrected: it is with S(y)", "section 2.3",
+    out.decide("corrected: for a smooth psi the error of (14) is of order h, with S(y)",
+               "section 2.3",
                f"psi = log(2 cosh x): error {text(fixed)}, exponent {orders[0]:.2f}",
                abs(orders[0] - 1) < 0.2)  # fmt: skip
 
@@ -403,7 +406,7 @@ def plane(out: Part, flags: RwpoOperator) -> None:
             log = lam * np.abs(z).sum(axis=-1) + np.sum((z - y) ** 2, axis=-1) / (2 * h)
             value = masses[0] @ np.exp(-beta / 2 * log) @ masses[1]
             worst = max(worst, abs(float(prior.log_normaliser(y, h=h, beta=beta)) - np.log(value)))
-    out.decide("the closed form of Z in two dimensions", "eq. 13",
+    out.decide("corrected: Z has a closed form for psi = lambda |x|_1 in two dimensions", "eq. 13",
                f"largest error of log Z against quadrature {worst:.1e} in 18 cases",
                worst < 1e-10)  # fmt: skip
     side = np.linspace(-4.5, 4.5, flags.cells // 10 + 1)
@@ -427,7 +430,8 @@ def plane(out: Part, flags: RwpoOperator) -> None:
     out.decide("in two dimensions the printed U gives the score for h -> 0", "Proposition 2",
                f"largest error {text(printed, '.3g')} for h = {text(steps, 'g')}",
                printed[-1] < printed[0])  # fmt: skip
-    out.decide("corrected: U with S(y) does, away from the axes", "Proposition 2",
+    out.decide("corrected: in two dimensions U with S(y) gives the score for h -> 0, away from the "
+               "axes", "Proposition 2",
                f"largest error {text(away)} at points 0.75 and more from both, {text(errors)} at "
                "all", away[-1] < 0.1 * away[0])  # fmt: skip
 
@@ -473,7 +477,7 @@ def equilibrium(out: Part, flags: RwpoOperator) -> None:
     out.decide("the law of (5) with phi~ = -log rho* tends to rho*", "eqs. 5, 6",
                f"KL {printed:.3g} at t = 100 (the mass goes to the walls); with log rho*, "
                f"{turned:.3g}", printed < 1e-6)  # fmt: skip
-    out.decide("corrected: it does with phi~ = beta^-1 log rho*", "eq. 6",
+    out.decide("corrected: the law of (5) with phi~ = beta^-1 log rho* tends to rho*", "eq. 6",
                f"KL {corrected:.1e} at t = 100", corrected < 1e-6)  # fmt: skip
 
 
@@ -537,7 +541,7 @@ def lemma(out: Part, flags: RwpoOperator) -> None:
 
     raised = [excess(*case) for case in product(changes, (-0.1, 0.1))]
     gap = abs(costs[-1] - dual)
-    out.decide("it is the minimum of (11)", "eqs. 11, 34 to 36",
+    out.decide("the optimality system of (11) attains its minimum", "eqs. 11, 34 to 36",
                f"cost within {gap:.1e} of the dual value -int Phi(0) rho_k; 8 other drifts cost "
                f"{min(raised):.1e} to {max(raised):.1e} more",
                [gap < 1e-3, min(raised) > 0])  # fmt: skip
@@ -630,7 +634,8 @@ def jko(out: Part, flags: RwpoOperator) -> None:
                f"in L1 exponents {text([r[0] for r in smooth], '.2f')} for smooth psi, "
                f"{kink[0]:.2f} for |x|, whose second moment has {kink[3]:.2f}",
                [r[0] > 1.7 for r in rates.values()])  # fmt: skip
-    out.decide("its score approximates that of the JKO step, for psi = |x| too", "eqs. 10, 12",
+    out.decide("the score of K rho approximates that of the JKO step, for psi = |x| too",
+               "eqs. 10, 12",
                f"smooth psi: exponents {text([r[2] for r in smooth], '.2f')}; |x|: the jump of the "
                "score at the kink is half of -2 beta lambda, largest difference "
                f"{text(found['abs x'][2], '.3f')}",
@@ -682,7 +687,8 @@ def scheme(out: Part, flags: RwpoOperator) -> None:
                f"W1 at t = 1 {text(printed)} for h = 1/8 to 1/64",
                printed[-1] < 0.5 * printed[0])  # fmt: skip
     exact = {name.split(",")[0]: o for name, o in orders.items() if name.endswith("exact")}
-    out.decide("corrected: with the kernel `exact` it is, in W1", "section 1, eq. 12",
+    out.decide("corrected: (9) with the kernel `exact` is a first-order approximation of (7), in "
+               "W1", "section 1, eq. 12",
                "exponents " + ", ".join(f"{o[0]:.2f} (psi = {name})" for name, o in exact.items())
                + f"; second moments {exact['abs x'][2]:.2f} for |x|, of which a layer of width "
                "sqrt(h) around the kink is not resolved",
@@ -912,7 +918,7 @@ def dissipation(out: Part, flags: RwpoOperator) -> None:
     out.decide("d KL/dt is the right-hand side of (26)", "eq. 26",
                f"largest difference {errors[-1]:.1e}, falling with exponent {order:.2f} in the "
                "cells", errors[-1] < 5e-3 and order < -0.8)  # fmt: skip
-    out.decide("the term of the prior, D, is nonnegative", "after eq. 26",
+    out.decide("the term D of (26), that of the prior, is nonnegative", "after eq. 26",
                f"D = {text(signs, '.3f')} at t = {text(times, 'g')}", signs.min() >= 0)  # fmt: skip
 
 
@@ -942,7 +948,8 @@ def families(out: Part, _: RwpoOperator) -> None:
     for name, (law, reach, exact) in laws.items():
         found = [on_half_line(law, a, b, reach) for a, b in pairs]
         worst = largest(np.subtract(found, [exact(a, b) for a, b in pairs]))
-        out.decide(f"D and I of the {name} laws, and their constant of (27)", "section 3.1",
+        out.decide(f"D, I and the constant of (27) have closed forms for {name} laws",
+                   "section 3.1",
                    f"largest difference to quadrature {worst:.1e} for {len(pairs)} pairs",
                    worst < 1e-10)  # fmt: skip
     kappas = [both for both, (a, b) in zip(found, pairs, strict=True) if b > a]  # of Gaussians
@@ -1006,13 +1013,13 @@ def convergence(out: Part, flags: RwpoOperator) -> None:
     out.coords = {"case": (names, "case"), "curve": (["KL", "printed", "corrected"], "curve"),
                   "time": (times, "time")}  # fmt: skip
     first, (printed, corrected) = curves[0], np.transpose(holds)
-    out.decide("the bound (28) with a = 2/C_LS", "Proposition 4",
+    out.decide("the bound (28) holds with a = 2/C_LS", "Proposition 4",
                f"beta = 4, lambda = 0, from N(3, 1): KL {first[0][20]:.3f} above "
                f"{first[1][20]:.3f} at t = 1; holds in {sum(printed)} of {len(cases)} cases, those "
                "of beta <= 1", printed)  # fmt: skip
-    out.decide("corrected: (28) with a = 2/(beta C_LS) and the shift lambda gamma sqrt(2/C_LS)/a, "
-               "while (27) holds", "Proposition 4", f"no violation in {len(cases)} cases",
-               corrected)  # fmt: skip
+    out.decide("corrected: (28) holds with a = 2/(beta C_LS) and the shift "
+               "lambda gamma sqrt(2/C_LS)/a, while (27) holds", "Proposition 4",
+               f"no violation in {len(cases)} cases", corrected)  # fmt: skip
     out.decide("condition (27) holds for all t >= 0 along the flow, with gamma >= 0", "eq. 27",
                f"D < 0 from t = {text(fails, '.2f')} on: the law tends to exp(beta (phi - psi)), "
                "and KL " + ", ".join(
@@ -1045,7 +1052,8 @@ def moments(out: Part, flags: RwpoOperator) -> None:
                errors[-1] < 5e-3 and errors[0] > 3.5 * errors[-1])  # fmt: skip
     out.table("Second moments in one dimension, phi = -x^2/2, beta = 2:",
               rows(second, ".4f", {"lambda": lams, "t": times}))  # fmt: skip
-    out.decide("(ii) in one dimension, and for diagonal A", "Proposition 5",
+    out.decide("(ii): the second moment falls with lambda in one dimension, and for diagonal A",
+               "Proposition 5",
                f"second moments fall with lambda at t = {text(times, 'g')}",
                np.diff(second, axis=0) <= 0)  # fmt: skip
     paths = coupled_paths(flags)
@@ -1063,7 +1071,7 @@ def moments(out: Part, flags: RwpoOperator) -> None:
                       "difference": f"{high - low:.4f} ± {error:.1g}"})  # fmt: skip
     out.table("Second moments in two dimensions at t = 7, A = u u^T, u = (cos 0.3, sin 0.3), from "
               "1000 u - v, v = (-sin 0.3, cos 0.3), mean over coupled paths:", table)  # fmt: skip
-    out.decide("(ii) for every A >= 0", "Proposition 5",
+    out.decide("(ii): the second moment falls with lambda for every A >= 0", "Proposition 5",
                "A = u u^T, u = (cos 0.3, sin 0.3): " + "; ".join(
                    f"1/beta = {r['1/beta']}: {r['lambda = 0.05']} with lambda = 0.05, "
                    f"{r['lambda = 0']} without" for r in table
@@ -1157,7 +1165,7 @@ def optimality(out: Part, flags: RwpoOperator) -> None:
     out.decide("the optimum has Phi_T = rho*/rho_T", "eqs. 32, 33",
                f"derivatives of the objective {text(right, '.0e')}, objective {worth[0]:.4f} "
                f"against {worth[2]:.4f} without drift", right.max() < 1e-3)  # fmt: skip
-    out.decide("-Phi_T - rho*/rho_T = 0", "eq. 41",
+    out.decide("the optimum has -Phi_T - rho*/rho_T = 0", "eq. 41",
                f"derivatives {text(wrong)} with Phi_T = -rho*/rho_T, objective {worth[1]:.3f}; the "
                "derivative of KL(rho* | rho_T) by rho_T is -rho*/rho_T, so (41) has a sign too "
                "many", wrong.max() < 1e-3)  # fmt: skip
@@ -1188,8 +1196,9 @@ def blow_up(out: Part, flags: RwpoOperator) -> None:
     out.decide("v = -a x/(1 - a (T - t)) solves Burgers' equation with v(T) = -a x, and blows up",
                "section 3.2", f"largest |v_t + v v_x| = {printed:.3g} for a = 2",
                printed < 1e-10)  # fmt: skip
-    out.decide("corrected: v = -a x/(1 + a (T - t)), bounded; Phi_T = +(a/2) x^2 gives "
-               "a x/(1 - a (T - t)), which blows up at T - 1/a", "section 3.2",
+    out.decide("corrected: v = -a x/(1 + a (T - t)) solves Burgers' equation with v(T) = -a x and "
+               "is bounded; Phi_T = +(a/2) x^2 gives a x/(1 - a (T - t)), which blows up at "
+               "T - 1/a", "section 3.2",
                f"largest |v_t + v v_x| = {corrected:.1e}", corrected < 1e-10)  # fmt: skip
     beta, shares, radii, speeds = 2.0, (0.5, 0.9, 1.0, 1.1), (50.0, 100.0, 200.0), []
     for share, radius in product(shares, radii):

@@ -47,7 +47,7 @@ def test_a_gain_within_the_spread_is_inconclusive():
         found = study.findings("lorenz", Results(records, {}))
         return {f.prediction: f.verdict for f in found}
 
-    claim = "lorenz: the posterior mean is more accurate with it (corrected)"
+    claim = "lorenz: the posterior mean is more accurate with the sparse transformer (corrected)"
     assert made({"ot-flow": [2.0, 2.1], "sparse": [1.0, 1.1]})[claim] == "confirmed"
     assert made({"ot-flow": [2.0, 2.5], "sparse": [1.8, 2.4]})[claim] == "inconclusive"
     assert made({"ot-flow": [1.0, 1.1], "sparse": [2.0, 2.1]})[claim] == "not confirmed"

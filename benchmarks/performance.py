@@ -64,14 +64,13 @@ MAIN: tuple[tuple[str, str, str], ...] = (
     ("the same, 8 heads and 2,000 tokens", "compare", "n = 2000, H = 8, d = 3"),
     ("the same, 8 heads and 1,000 tokens of dimension 64", "compare", "n = 1000, H = 8, d = 64"),
     ("exact sums over fast ones, 100,000 tokens", "fast_sums",
-     "fast sums over exact ones, n = 100,000, H = 8, d = 3"),
+     "exact sums over fast ones, n = 100,000, H = 8, d = 3"),
     ("nonuniform Fourier transforms over the fast sums, worst case on the sphere", "sphere_maps",
      goals.SPHERE_MAPS[0]),
     ("exact sums of 200 tokens, share of the machine's limit, worst case", "exact_sums",
      goals.SHORT),
     ("the study behind figure 2 of [MHT]", "figure_two", goals.FIGURE),
-    ("$W_2$ over POT's, worst case", "transport",
-     "$W_2$ over POT's emd2, the slowest of 50 to 5,000 tokens"),
+    ("$W_2$ over POT's, worst case", "transport", goals.W2),
     ("plain torch over the attention of the proximal operator, 4,096 tokens", "rwpo",
      "attention of the proximal operator over plain torch, N = 4,096, d = 2, double"),
     ("memory of costates over that of back-propagation, ResNet", "control",
@@ -80,6 +79,7 @@ MAIN: tuple[tuple[str, str, str], ...] = (
 METHOD = """In each benchmark the variants run in turn, round after round, so that a drift of the
 machine's speed hits all of them; a figure is the median over the rounds, with the smallest and the
 largest. The figures are in `benchmarks/results/*.json`, those of other machines in folders there.
+The version "wflow 0.2.0" is the development version before 0.1.0, which had that name.
 """
 
 
@@ -135,7 +135,7 @@ def details(
 
 
 def first(documents: dict[str, dict[str, Any]], reached: list[goals.Goal]) -> str:
-    """The main numbers, how many goals are met, and the list of all pages."""
+    """Return the main numbers, how many goals are met, and the tree of pages."""
     rows = []
     by_title = {goal.what: goal.row() for goal in reached}
     for what, name, key in MAIN:
@@ -147,17 +147,13 @@ def first(documents: dict[str, dict[str, Any]], reached: list[goals.Goal]) -> st
         link = f"[{name}](performance/{name}.md)"
         rows.append({"what": what, "found": found, "goal": goal, "details": link})
     machine = documents.get("compare", {}).get("machine", "an unknown machine")
-    missed = [goal.what for goal in reached if goal.met is False and goal.decided]
-    links = [f"[{title}](performance/{name}.md)" for title, name, _ in SECTIONS]
     tree = ["goals", *(name for _, name, _ in SECTIONS)]
     return "\n\n".join([
         "# Performance",
-        f"Medians of `make bench`, on {machine}; ratios are of times in one run. "
-        "[Method, machines and goals](performance/goals.md).",
+        f"The numbers are medians of `make bench` on {machine}; ratios are of times in one run.",
         "{.cards}\n" + sections.table(rows),
-        f"Of all goals: {goals.tally(reached)}."
-        + f" Missed: {'; '.join(missed)}. [Why](performance/goals.md)." * bool(missed),
-        f"Details: {', '.join(links)}.",
+        f"The tally of all goals is: {goals.tally(reached)}. [Method, machines and "
+        "goals](performance/goals.md) says which goals are missed, and why.",
         "\n".join(["```{toctree}", ":hidden:", "", *(f"performance/{n}" for n in tree), "```"]),
     ])  # fmt: skip
 

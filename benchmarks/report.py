@@ -102,6 +102,20 @@ def spread(values: Sequence[float], unit: str = "ms") -> dict[str, float]:
     }
 
 
+def quotient(above: Mapping[str, float], below: Mapping[str, float]) -> dict[str, float]:
+    """Return the ratio of two sides' medians in ms, and how far their spreads let it lie."""
+    return {
+        "median_times": above["median_ms"] / below["median_ms"],
+        "min_times": above["min_ms"] / below["max_ms"],
+        "max_times": above["max_ms"] / below["min_ms"],
+    }
+
+
+def median_times(ratio: Mapping[str, float]) -> float:
+    """Return the median of a `quotient`, by which the worst of several is found."""
+    return ratio["median_times"]
+
+
 def unit_of(found: Any) -> str | None:
     """The unit of a `spread`, None for anything else."""
     names = found if isinstance(found, Mapping) else ()

@@ -39,7 +39,7 @@ from fast_sums import problem
 from goals import SPHERE_MAPS
 from numba import njit
 from numpy.typing import NDArray
-from report import RESULTS, goal, in_turn, spread, write
+from report import RESULTS, goal, in_turn, median_times, quotient, spread, write
 
 from wflow.kernels.harmonic import fast, series
 from wflow.kernels.harmonic.fast import fast_sums, nodes_of, table_of
@@ -475,10 +475,11 @@ def goals(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for d, what in zip(LIBRARIES, SPHERE_MAPS, strict=True):
         ratios = []
         for case in cases:
-            others = [row["median_ms"] for name, row in case["rows"].items() if name != "wflow"]
+            others = [row for name, row in case["rows"].items() if name != "wflow"]
             if case["d"] == d and others:
-                ratios.append(min(others) / case["rows"]["wflow"]["median_ms"])
-        worst = min(ratios) if ratios else None
+                fastest = min(others, key=lambda row: row["median_ms"])
+                ratios.append(quotient(fastest, case["rows"]["wflow"]))
+        worst = min(ratios, key=median_times, default=None)
         found.append(goal(what, COMMAND, worst, 1.0, least=True, unit="times"))
     return found
 

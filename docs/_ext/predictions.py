@@ -30,11 +30,11 @@ BEGIN, END = "<!-- results: docs/_ext/predictions.py -->\n", "<!-- end of result
 
 HEAD = """# Predictions and verdicts
 
-Every prediction of the theory and every claim of the papers that a study tries, with the verdict
-that the code of the study decides from its numbers. A claim that was tried below the size of its
-paper is confirmed or not *at this size*; numbers that agree with a theorem are *consistent* with
-it. Command, seed, device, data and date are on the page of each study; the rows come from
-[its findings](https://github.com/wflow/wflow/blob/main/docs/results/findings).
+This page lists every prediction of the theory and every claim of the papers that a study tries,
+with the verdict that the code of the study decides from its numbers. A claim that was tried below
+the size of its paper is confirmed or not *at this size*; numbers that agree with a theorem are
+*consistent* with it. Command, seed, device, data and date are on the page of each study; the rows
+come from [its findings](https://github.com/wflow/wflow/blob/main/docs/results/findings).
 """
 VERDICTS = ("confirmed", "consistent", "confirmed in part", "inconclusive", "not confirmed")
 FOLDED = 170  # characters of a result from which its further cases are folded
@@ -54,8 +54,9 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "Proximal sampling and sparse transformers",
-        'What [RWPO] states and claims. A row that begins with "corrected" tests the form that '
-        "holds where the printed one does not; [the reasons](#theory-proximal-errata). Flows were "
+        "These rows test what [RWPO] states and claims. A row that begins with "
+        '"corrected" tests the form that holds where the printed one does not; '
+        "[the reasons](#theory-proximal-errata) are derived in the theory. Flows were "
         "trained far below the published size of [RWPO] Table 1: 500 iterations of posteriors and "
         "digits and 1,500 of planar densities for 12,001 and 6,001, batches of 128 to 512 for 512 "
         "to 4,096, $n_t = 8$ for 48; the plane for $d = 4$, 16 sources and conductivities for 128 "
@@ -64,18 +65,18 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "Networks",
-        "What [OTT] reports of its networks: of digits at the published size, of the rest compared "
-        "with the presets for two cores, small networks, little data, up to three seeds. [All "
-        "published tables](ott_tables.md) stand beside ours, row by row.",
+        "These rows test what [OTT] reports of its networks. Digits have the published size; the "
+        "rest is compared with the presets for two cores: small networks, little data, up to three "
+        "seeds. [All published tables](ott_tables.md) stand beside ours, row by row.",
         ("mnist_vit", "shakespeare_words", "point_clouds_solids", "point_clouds_digits", "web_text",
          "sentiment", "cats_dogs", "shakespeare_gpt", "trained_heads"),
     ),
     (
         "Training as optimal control",
-        "What [GPTOC] reports and expects of networks trained by the maximum principle, and of "
-        "small GPTs, and what [LCTE2018] says of the method of successive approximations, in the "
-        "presets for two cores. That Python is faster than Julia, and that larger batches are more "
-        "stable, is not decided here.",
+        "These rows test what [GPTOC] reports and expects of networks trained by the maximum "
+        "principle, and of small GPTs, and what [LCTE2018] says of the method of successive "
+        "approximations, in the presets for two cores. That Python is faster than Julia, and that "
+        "larger batches are more stable, is not decided here.",
         ("pontryagin_resnet", "pontryagin_gpt", "nanogpt_sizes"),
     ),
 )  # fmt: skip

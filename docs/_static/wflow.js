@@ -10,11 +10,16 @@ document.addEventListener("DOMContentLoaded", () => {
 });
 
 // Display formulas that are wider than their column become smaller, as far as they stay legible.
+// Where that is not enough, the contents of the page beside the column give their room to it.
+const LEAST = 0.7; // of the size of a formula
 function fitFormulas() {
-  for (const formula of document.querySelectorAll('article mjx-container[display="true"]')) {
-    const share = formula.clientWidth / formula.scrollWidth;
+  const formulas = [...document.querySelectorAll('article mjx-container[display="true"]')];
+  const share = formula => formula.clientWidth / formula.scrollWidth;
+  const contents = document.querySelector(".bd-sidebar-secondary");
+  if (contents?.offsetWidth && formulas.some(f => 0.99 * share(f) < LEAST)) contents.style.display = "none";
+  for (const formula of formulas) {
     const size = parseFloat(formula.style.fontSize) || 100; // in per cent, set by MathJax
-    if (share < 0.999) formula.style.fontSize = `${size * Math.max(0.75, 0.99 * share)}%`;
+    if (share(formula) < 0.999) formula.style.fontSize = `${size * Math.max(LEAST, 0.99 * share(formula))}%`;
   }
 }
 document.addEventListener("DOMContentLoaded", () => {

@@ -77,7 +77,7 @@ def series_sums(
     tolerance: float,
     device: str,
 ) -> tuple[NDArray[np.floating], Floats, Floats]:
-    """Velocities and energy terms of all paths by truncated series, on a device.
+    """Return velocities and energy terms of all paths by truncated series, on a device.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def series_sums(
 
 
 def _running_sums(group: _Group, given: Sequence[torch.Tensor], tolerance: float) -> torch.Tensor:
-    """Running sums over heads (1 or 2, 2 d + 10, paths, n), as `sums.finish` takes them.
+    """Return running sums over heads (1 or 2, 2 d + 10, paths, n), as `sums.finish` takes them.
 
     given : values, drifts with last moves, noise and sigma2 of all heads of the paths
     """
@@ -157,7 +157,7 @@ def _running_sums(group: _Group, given: Sequence[torch.Tensor], tolerance: float
 def series_laplacian(
     x: NDArray[np.floating], score: NDArray[np.floating], tolerance: float, device: str
 ) -> tuple[Floats, Floats]:
-    """Laplacian of the energy summed over the tokens and its error, (paths,) each, on a device.
+    """Return the Laplacian of the energy summed over tokens, and its error: (paths,) each.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def series_head_sums(
     tolerance: float,
     device: str,
 ) -> tuple[NDArray[np.floating], NDArray[np.floating], NDArray[np.floating], Floats]:
-    """(shift, m, S, error) of every head at every target by truncated series, on a device.
+    """Return (shift, m, S, error) of every head at every target by truncated series, on a device.
 
     Parameters
     ----------
@@ -269,7 +269,7 @@ def series_head_sums(
 
 
 def _alike(plans: Sequence[Plan], d: int, device: str) -> Iterator[list[int]]:
-    """Paths whose longest series have one degree, so few that their coefficients fit a tile."""
+    """Yield paths whose longest series have one degree; their coefficients fit a tile."""
     degrees = [int(chosen.degrees.max(initial=-1)) for chosen in plans]
     values = tile_values(torch.empty(0, dtype=torch.float64, device=device))
     for degree in sorted(set(degrees)):
@@ -300,22 +300,22 @@ class _Group(NamedTuple):
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """Heads with a series."""
+        """Return heads with a series."""
         return self.series[0].order
 
     @property
     def alone(self) -> NDArray[np.int64]:
-        """Heads that are summed exactly."""
+        """Return heads that are summed exactly."""
         return self.series[0].alone
 
     def least(self) -> Floats:
-        """`lowest` on the CPU."""
+        """Return `lowest` on the CPU."""
         return np.asarray(download(self.lowest))
 
     def parts(
         self, tolerance: float
     ) -> Iterator[tuple[slice, slice, torch.Tensor, tuple[torch.Tensor, ...]]]:
-        """All tokens, tile by tile: paths, rows, tokens, and (m, S, shift, |D^T x|^2) of the heads
+        """Yield all tokens by tiles: paths, rows, tokens, and (m, S, shift, |D^T x|^2) of the heads
         with a series, as `tiles` has them.
         """
         n, order = self.x.shape[1], self.order
@@ -351,7 +351,7 @@ def _groups(
     tokens: Floats, score: Floats, plans: Sequence[Plan], products: int, tolerance: float,
     device: str, noise: Floats | None = None,
 ) -> Iterator[_Group]:  # fmt: skip
-    """All paths of finite numbers, with their series; as `harmonic.fast.expanded`."""
+    """Yield all finite paths with their series, as `harmonic.fast.expanded` does."""
     for some in _alike(plans, tokens.shape[2], device):
         x, D = upload(tokens[some], device), upload(score[some], device)
         moving = None if noise is None else noise[some]
@@ -391,12 +391,12 @@ class _Expansions(NamedTuple):
     def ends(
         self, path: int, order: NDArray[np.int64], low: Floats, tolerance: float
     ) -> tuple[NDArray[np.int64], Floats]:
-        """As `harmonic.series.ends` for the heads `order` of a path."""
+        """Return `harmonic.series.ends` for the heads `order` of a path."""
         room = spare(self.error[path, order], low[order], tolerance)
         return shortened(self.sizes[path, order], room)
 
     def served(self, path: int, chosen: Plan, tolerance: float) -> Expanded:
-        """What `harmonic.fast.expanded` returns, with the degrees that are evaluated."""
+        """Return what `harmonic.fast.expanded` does, with the degrees that are evaluated."""
         error, mean = self.error[path].copy(), self.mean[path]
         with np.errstate(invalid="ignore"):
             kept = (chosen.degrees >= 0) & (error * (1 + 1 / tolerance) <= mean)
@@ -414,7 +414,7 @@ def _expansions(
     cloud: torch.Tensor, D: torch.Tensor, plans: Sequence[Plan], products: int,
     mass: torch.Tensor | None = None, noise: Floats | None = None,
 ) -> _Expansions:  # fmt: skip
-    """The series of all heads of paths whose longest ones have one degree.
+    """Return the series of all heads of paths whose longest ones have one degree.
 
     Parameters
     ----------
@@ -499,7 +499,7 @@ class _Sources(NamedTuple):
 
 
 def _sources(cloud: torch.Tensor, last: int, mass: torch.Tensor | None) -> _Sources:
-    """Points and weights that replace the sources (paths, n, d), as `harmonic.fast.sources`."""
+    """Return points and weights that replace sources (paths, n, d), as `harmonic.fast.sources`."""
     paths, n, d = cloud.shape
     device = str(cloud.device)
     if n <= node_count(last, d):
@@ -521,7 +521,7 @@ def _sources(cloud: torch.Tensor, last: int, mass: torch.Tensor | None) -> _Sour
 
 
 def _moments(cloud: torch.Tensor, mass: torch.Tensor | None, degree: int) -> torch.Tensor:
-    """Sums of mass_j Y_k(x_j) over the points (paths, n, d): (paths, sets, K)."""
+    """Return sums of mass_j Y_k(x_j) over the points (paths, n, d): (paths, sets, K)."""
     paths, n, d = cloud.shape
     sets = 1 if mass is None else mass.shape[1]
     found = cloud.new_zeros((paths, sets, count(degree, d)))
@@ -535,7 +535,7 @@ def _moments(cloud: torch.Tensor, mass: torch.Tensor | None, degree: int) -> tor
 
 
 def _moments_with_products(source: _Sources, products: int, degree: int) -> torch.Tensor:
-    """Integrals of the harmonics times 1, coordinates and products: (paths, K, columns)."""
+    """Return integrals of the harmonics times 1, coordinates and products: (paths, K, columns)."""
     paths, d = len(source.mass), source.points.shape[2]
     number, many = count(degree, d), source.points.shape[1]
     found = source.points.new_empty((paths, number, _columns(d, products)))
@@ -553,7 +553,7 @@ def _projected(
     basis: torch.Tensor, terms: torch.Tensor, mass: torch.Tensor, degree: int, d: int,
     radial: Sequence[torch.Tensor] | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Sums over sources of radial_l Y_k w g(y), with g of `_monomials`: (N, K, columns).
+    """Return sums over sources of radial_l Y_k w g(y), with g of `_monomials`: (N, K, columns).
 
     A harmonic of odd degree, and an odd g, change their sign at the antipode.
 
@@ -579,12 +579,12 @@ def _projected(
 
 
 def _columns(d: int, products: int) -> int:
-    """Number of `_monomials`."""
+    """Return the number of `_monomials`."""
     return 1 + d * (products > 0) + d * (d + 1) // 2 * (products > 1)
 
 
 def _monomials(y: torch.Tensor, products: int, z: torch.Tensor) -> torch.Tensor:
-    """1, the coordinates y_a (products > 0) and y_a y_b (2) or z_a z_b (3), a <= b, last."""
+    """Return 1, the coordinates y_a (products > 0) and y_a y_b (2) or z_a z_b (3), a <= b, last."""
     parts = [torch.ones_like(y[..., :1])]
     if products > 0:
         parts.append(y)
@@ -598,7 +598,7 @@ def _monomials(y: torch.Tensor, products: int, z: torch.Tensor) -> torch.Tensor:
 def _values(
     x: torch.Tensor, coefficient: torch.Tensor, degrees: NDArray[np.int64], scale: torch.Tensor
 ) -> Iterator[tuple[slice, slice, torch.Tensor, torch.Tensor]]:
-    """Values of series at the tokens (paths, n, d), tile by tile.
+    """Yield values of series at the tokens (paths, n, d), tile by tile.
 
     degrees (paths,) : where those of all heads of a path end, -1 where there are none
     scale (paths, heads) : factors of them
@@ -621,7 +621,7 @@ def _values(
 
 
 def _tiles(x: torch.Tensor, per_token: int) -> Iterator[tuple[slice, slice]]:
-    """Paths and rows of (paths, n, d) for which so many numbers a token fit a tile."""
+    """Yield paths and rows of (paths, n, d) for which so many numbers a token fit a tile."""
     paths, n, _ = x.shape
     values = tile_values(x)
     rows = min(n, max(64, values // per_token))
@@ -632,7 +632,7 @@ def _tiles(x: torch.Tensor, per_token: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _harmonics(points: torch.Tensor, degree: int) -> torch.Tensor:
-    """Harmonics up to a degree at unit points (N, q, d): (N, K, q).
+    """Return harmonics up to a degree at unit points (N, q, d): (N, K, q).
 
     As `sphere.harmonics`, but with the cosines of a degree before its sines. The powers of x + iy
     are formed by doubling, and the recursion runs for all orders at once.
@@ -674,7 +674,7 @@ def _harmonics(points: torch.Tensor, degree: int) -> torch.Tensor:
 def _radial(
     r: torch.Tensor, degree: int, top: int, start: torch.Tensor, d: int
 ) -> list[torch.Tensor]:
-    """kappa i_l(r), l <= degree, of sources (N, q): as `sphere.harmonics.radial_factors`.
+    """Return kappa i_l(r), l <= degree, of sources (N, q): as `sphere.harmonics.radial_factors`.
 
     start : (N, 1) where the recursion of a head starts, at most `top`
     """
@@ -697,14 +697,14 @@ def _radial(
 
 @lru_cache(maxsize=64)
 def _levels(degree: int, d: int, device: str) -> torch.Tensor:
-    """Degree of every harmonic: (K,)."""
+    """Return the degree of every harmonic: (K,)."""
     _, sizes = layout(count(degree, d), d)
     return torch.from_numpy(np.repeat(np.arange(degree + 1), sizes)).to(device)
 
 
 @lru_cache(maxsize=64)
 def _indicator(degree: int, d: int, device: str) -> torch.Tensor:
-    """1 where a harmonic has a degree: (K, L + 1)."""
+    """Return 1 where a harmonic has a degree, else 0: (K, L + 1)."""
     degrees = torch.arange(degree + 1, device=device)
     return (_levels(degree, d, device)[:, None] == degrees).to(torch.float64)
 
@@ -713,7 +713,7 @@ def _indicator(degree: int, d: int, device: str) -> torch.Tensor:
 def _recursion(
     degree: int, device: str
 ) -> tuple[list[float], list[torch.Tensor], list[torch.Tensor]]:
-    """start_m; a_lm (l, 1) and -a_lm b_lm (l - 1, 1) for every l: `sphere.recursion_table`."""
+    """Return start_m; a_lm (l, 1), -a_lm b_lm (l - 1, 1) for all l: `sphere.recursion_table`."""
     table = recursion_table(3, degree)
     steps = table[int(table[0]) :]
     ups, backs = [], []
@@ -726,6 +726,6 @@ def _recursion(
 
 @lru_cache(maxsize=4)
 def _nodes(d: int, last: int, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Nodes (q, d) and weights (q,) of `half_quadrature`, and harmonics (1, K, q) there."""
+    """Return nodes (q, d) and weights (q,) of `half_quadrature`, and harmonics (1, K, q) there."""
     points, weights = (torch.from_numpy(a).to(device) for a in half_quadrature(d, last))
     return points, weights, _harmonics(points[None], last)

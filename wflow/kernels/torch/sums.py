@@ -47,7 +47,7 @@ _KERNEL_D = 16  # largest d of the Triton kernel
 
 
 def resolve_device(device: str | None) -> str:
-    """Name of the device that computes: "cpu" or "cuda:N".
+    """Return the name of the device that computes: "cpu" or "cuda:N".
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def torch_sums(
     causal: bool,
     device: str,
 ) -> tuple[NDArray[np.floating], NDArray[np.float64]]:
-    """Velocities and energy terms of all paths in one pass over all pairs, on a device.
+    """Return velocities and energy terms of all paths in one pass over all pairs, on a device.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def torch_sums(
 def torch_laplacian(
     x: NDArray[np.floating], score: NDArray[np.floating], device: str
 ) -> NDArray[np.float64]:
-    """Laplacian of the energy summed over the tokens (paths,), on a device.
+    """Return the Laplacian of the energy summed over the tokens (paths,), on a device.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def torch_head_sums(
     vectors: bool,
     device: str,
 ) -> tuple[NDArray[np.floating], NDArray[np.floating], NDArray[np.floating]]:
-    """(shift, m, S) of every head at every target, on a device, by tiles.
+    """Return (shift, m, S) of every head at every target, on a device, by tiles.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def torch_head_sums(
 def within_memory(
     x: NDArray[np.floating], score: NDArray[np.floating], device: str
 ) -> Iterator[None]:
-    """Tensors without gradients; InputError where they do not fit into the memory of the GPU."""
+    """Keep tensors free of gradients; raise InputError where the GPU lacks memory for them."""
     try:
         with torch.inference_mode():
             yield
@@ -207,7 +207,7 @@ def within_memory(
 
 
 def strong_heads(score: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """Heads (paths, heads) whose scores may need a shift: |D^T x| beyond the bound of `sweep`.
+    """Return heads (paths, heads) that may need a shift: |D^T x| beyond the bound of `sweep`.
 
     Judged by |D|_F and, where that is too large, by tr((D D^T)^8)^(1/16) >= |D|_2, which exceeds
     the norm by no more than d^(1/16). True where D is not finite.
@@ -226,7 +226,7 @@ def strong_heads(score: NDArray[np.floating]) -> NDArray[np.bool_]:
 
 
 def upload(array: NDArray, device: str) -> torch.Tensor:
-    """The array on the device; to a GPU through pinned memory, which PyTorch keeps for reuse."""
+    """Copy the array to the device, to a GPU through pinned memory, which PyTorch keeps."""
     host = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     if device == "cpu":
         return host
@@ -235,7 +235,7 @@ def upload(array: NDArray, device: str) -> torch.Tensor:
 
 
 def download(tensor: torch.Tensor) -> NDArray:
-    """The tensor as a NumPy array."""
+    """Return the tensor as a NumPy array."""
     if tensor.device.type == "cpu":
         return tensor.numpy()
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
@@ -257,7 +257,7 @@ def device_sums(
     strong: NDArray[np.bool_],
     triton: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`torch_sums` for tensors that are on one device; `strong` from `strong_heads`.
+    """Return `torch_sums` of tensors that are on one device; `strong` is from `strong_heads`.
 
     `triton` chooses the kernel, or an error where it does not run, or the tiles; None takes the
     kernel where it runs.
@@ -275,12 +275,12 @@ def device_sums(
 
 
 def _wants_kernel(x: torch.Tensor) -> bool:
-    """Whether the Triton kernel is to be tried; WFLOW_TRITON=0 switches it off."""
+    """Return whether to try the Triton kernel; WFLOW_TRITON=0 switches it off."""
     return x.is_cuda and x.shape[-1] <= _KERNEL_D and os.environ.get("WFLOW_TRITON", "1") != "0"
 
 
 def _kernel_sums(*arguments) -> torch.Tensor:
-    """Running sums from the Triton kernel."""
+    """Return running sums from the Triton kernel."""
     from wflow.kernels.torch.triton import group_sums
 
     with _on_device(arguments[0]):
@@ -291,7 +291,7 @@ _BROKEN: set[tuple[int, torch.dtype, bool]] = set()  # builds that do not run: d
 
 
 def _kernel_sums_or_none(*arguments) -> torch.Tensor | None:
-    """`_kernel_sums`; None where this build of it does not run, the first time with a warning."""
+    """Return `_kernel_sums`, or None with one warning where this build does not run."""
     x, any_size = arguments[0], arguments[-1]
     build = (x.shape[-1], x.dtype, any_size)
     if build in _BROKEN:
@@ -314,7 +314,7 @@ def _kernel_sums_or_none(*arguments) -> torch.Tensor | None:
 
 @contextmanager
 def _on_device(x: torch.Tensor) -> Iterator[None]:
-    """Triton launches on the current device."""
+    """Make the device of the tensor the current one, on which Triton launches."""
     if not x.is_cuda:
         yield
         return
@@ -325,7 +325,7 @@ def _on_device(x: torch.Tensor) -> Iterator[None]:
 def finish(
     state: torch.Tensor, x: torch.Tensor, heads: int, flow: int, sign: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Velocities and terms from the running sums, as `headsums.finish_block`.
+    """Return velocities and terms from the running sums, as `headsums.finish_block`.
 
     state (groups, 2 d + 10, paths, n) of groups of heads; returns v (paths, n, d) in the precision
     of x and terms (paths, N_TERMS) float64.
@@ -372,7 +372,7 @@ def finish(
 
 
 def _token_sums(values: torch.Tensor) -> torch.Tensor:
-    """Sums over the last axis, by halves: in an order that does not depend on the other axes."""
+    """Return sums over the last axis, by halves: other axes do not change their order."""
     while values.shape[-1] > 1:
         half = (values.shape[-1] + 1) // 2
         folded = values[..., :half].clone()

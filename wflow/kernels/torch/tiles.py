@@ -30,7 +30,7 @@ _COLUMNS, _HEADS = 1024, 8
 
 @contextmanager
 def whole_products(x: torch.Tensor) -> Iterator[None]:
-    """Matrix products without the shortened formats that a program may have allowed: autocast, and
+    """Keep matrix products from shortened formats that a program may have allowed: autocast, and
     in single precision TF32 and the like."""
     with torch.autocast(x.device.type, enabled=False):
         if x.dtype == torch.float64:
@@ -54,7 +54,7 @@ def whole_products(x: torch.Tensor) -> Iterator[None]:
 
 
 def tile_values(x: torch.Tensor) -> int:
-    """Numbers of the type of x that a tile holds on its device."""
+    """Return numbers of the type of x that a tile holds on its device."""
     if not x.is_cuda:
         return _TILE_CPU
     memory = torch.cuda.get_device_properties(x.device).total_memory
@@ -72,7 +72,7 @@ class Tile:
 
     @classmethod
     def of(cls, x: torch.Tensor, cloud: torch.Tensor, heads: int) -> Tile:
-        """Decided by sizes and by the card's whole memory, not by what is free: the same bits."""
+        """Choose a tile by sizes and the card's whole memory, not what is free: the same bits."""
         paths, targets, _ = x.shape
         values = tile_values(x)
         columns = min(cloud.shape[1], _COLUMNS)
@@ -101,7 +101,7 @@ class Sources(NamedTuple):
     def of(
         cls, cloud: torch.Tensor, weights: torch.Tensor | None = None, *, vectors: bool = True
     ) -> Sources:
-        """Sources (paths, n, d) with weights (paths, 1 or heads, n); None for one each."""
+        """Return sources (paths, n, d) with weights (paths, 1 or heads, n); None is one each."""
         if weights is None:
             ones = torch.ones_like(cloud[..., :1])
             return cls(cloud, torch.cat([ones, cloud], dim=-1) if vectors else ones)
@@ -117,7 +117,7 @@ class Sources(NamedTuple):
         return cls(cloud, times(fraction), logs, times(weights))
 
     def part(self, paths: slice, heads: slice | list[int], shifted: bool) -> Sources:
-        """Those of some paths, and the weights of some heads."""
+        """Return those of some paths, with the weights of some heads."""
         chosen = self.weighted if shifted or self.whole is None else self.whole
         weighted, exponents = chosen[paths], self.exponents
         if weighted.dim() == 4:
@@ -129,7 +129,7 @@ class Sources(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Some targets of some paths, and the sums of their heads, chunk by chunk.
+    """A block has some targets of some paths, and sums their heads chunk by chunk.
 
     own : (paths, rows, d); sums : heads as an index, and (m, S, q, r, shift, |D^T x|^2) for those
     """
@@ -144,7 +144,7 @@ def blocks(
     x: torch.Tensor, sources: Sources, score: torch.Tensor, strong: NDArray[np.bool_],
     second: Second, causal: bool, noise: torch.Tensor | None = None,
 ) -> Iterator[_Block]:  # fmt: skip
-    """All targets x (paths, targets, d), tile by tile; `noise` (paths, heads, d, d) for r."""
+    """Yield all targets x (paths, targets, d) by tiles; `noise` (paths, heads, d, d) is for r."""
     paths, targets, _ = x.shape
     tile = Tile.of(x, sources.cloud, score.shape[1])
     batch = 1 if strong.any() else tile.paths
@@ -171,7 +171,7 @@ def tiled_sums(
     x: torch.Tensor, score: torch.Tensor, value: torch.Tensor, drift: torch.Tensor,
     noise: torch.Tensor, sigma2: torch.Tensor, causal: bool, strong: NDArray[np.bool_],
 ) -> torch.Tensor:  # fmt: skip
-    """Running sums over heads of every token, tile by tile: (2 d + 10, paths, n)."""
+    """Return running sums over heads of every token, tile by tile: (2 d + 10, paths, n)."""
     paths, n, d = x.shape
     out = torch.empty((2 * d + len(SCALARS), paths, n), dtype=x.dtype, device=x.device)
     second: Second = "pairs" if sigma2.shape[1] else None
@@ -194,7 +194,7 @@ def tiled_sums(
 def tiled_laplacian(
     x: torch.Tensor, score: torch.Tensor, strong: NDArray[np.bool_]
 ) -> torch.Tensor:
-    """Laplacians of the energy (paths,), in double precision.
+    """Return Laplacians of the energy (paths,), in double precision.
 
     The formula is that of `pairs.diffusion`; score (paths, heads, d, d) is symmetric.
     """
@@ -215,7 +215,7 @@ def laplacian_share(
     own: torch.Tensor, D: torch.Tensor, m: torch.Tensor, S: torch.Tensor, q: torch.Tensor | None,
     shift: torch.Tensor, square: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """Shares of tokens and heads (paths, heads, rows) in the Laplacian; without q but for it."""
+    """Return shares (paths, heads, rows) in the Laplacian; without q but for it."""
     d = own.shape[-1]
     z = torch.matmul(own[:, None], D)
     itself = (z * own[:, None]).sum(-1)
@@ -229,7 +229,7 @@ def tiled_head_sums(
     x: torch.Tensor, score: torch.Tensor, cloud: torch.Tensor, weights: torch.Tensor | None,
     causal: bool, vectors: bool, strong: NDArray[np.bool_],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(shift, m, S) of every head at every target, as `kernels.evaluate.head_sums`."""
+    """Return (shift, m, S) of every head at every target, as `kernels.evaluate.head_sums`."""
     paths, targets, d = x.shape
     shape = (paths, score.shape[1], targets)
     shift, m = (torch.zeros(shape, dtype=x.dtype, device=x.device) for _ in range(2))
@@ -248,7 +248,7 @@ def tiled_head_sums(
 
 
 def _head_chunks(strong: NDArray[np.bool_], size: int) -> Iterator[tuple[slice | list[int], bool]]:
-    """Heads to treat together, as an index, and whether they need a shift: the strong come last."""
+    """Yield heads to treat together, and whether they need a shift: the strong come last."""
     if not strong.any():
         for first in range(0, len(strong), size):
             yield slice(first, first + size), False
@@ -276,13 +276,13 @@ def _masked(tile: torch.Tensor, start: int, first: int, value: float) -> torch.T
 
 
 def _pair_factor(own: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """1 + <x_i, x_j>^2 of a tile: (paths, 1, i, j)."""
+    """Return 1 + <x_i, x_j>^2 of a tile: (paths, 1, i, j)."""
     gram = torch.bmm(own, columns.transpose(1, 2))
     return gram.square_().add_(1.0)[:, None]
 
 
 def _along(noisy: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """<N^T x_i, x_j>^2 of a tile, (paths, heads, i, j)."""
+    """Return <N^T x_i, x_j>^2 of a tile, (paths, heads, i, j)."""
     return torch.matmul(noisy, columns[:, None].mT).square_()
 
 
@@ -290,7 +290,7 @@ def _moderate(
     own: torch.Tensor, sources: Sources, score: torch.Tensor, second: Second, start: int | None,
     size: int, noise: torch.Tensor | None,
 ) -> RowSums:  # fmt: skip
-    """m, S, q, r, shift = 0 and |D^T x|^2 of the tokens `own` (paths, rows, d), moderate scores."""
+    """Return m, S, q, r, shift = 0, |D^T x|^2 of tokens (paths, rows, d), moderate scores."""
     paths, rows, d = own.shape
     heads = score.shape[1]
     cloud, weighted, _, _ = sources
@@ -325,7 +325,7 @@ def _moderate(
 
 
 def _coarse(a: torch.Tensor, bits: int, dims: tuple[int, ...]) -> torch.Tensor:
-    """`a` rounded to `bits` bits below the power of two above the largest entry along `dims`."""
+    """Round `a` to `bits` bits below the power of two above the largest entry along `dims`."""
     largest = a.abs().amax(dims, keepdim=True)
     power = largest / torch.frexp(largest).mantissa
     grid = torch.where(largest == 0, torch.ones_like(power), power) * 2.0**-bits
@@ -336,7 +336,7 @@ def _shifted(
     own: torch.Tensor, sources: Sources, score: torch.Tensor, second: Second, start: int | None,
     size: int, noise: torch.Tensor | None,
 ) -> RowSums:  # fmt: skip
-    """(m, S, q, r) exp(-shift), shift = max_j <x_i, D x_j>, and |D^T x|^2, for scores of any size.
+    """Return (m, S, q, r) exp(-shift), shift = max_j <x_i, D x_j>, |D^T x|^2 for any scores.
 
     With weights the shift is the largest score plus e_j log 2, as in `pairs.sweep`. Rounding in a
     score is relative error in its exponential, so scores are formed in nearly twice the precision:
@@ -411,7 +411,7 @@ class RunningSums:
         self.fields["e_gradient"] = self.fields["e_inverse"] = zero - 1e30
 
     def _rescale(self, name: str, exponent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Factors that bring the sum and summands (paths, heads, rows) to the larger scale."""
+        """Return factors that bring sum and summands (paths, heads, rows) to the larger scale."""
         before = self.fields[name]
         after = torch.maximum(before, exponent.amax(1))
         self.fields[name] = after

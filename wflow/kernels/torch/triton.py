@@ -40,7 +40,7 @@ def _number(value: tl.constexpr, like):
 
 @triton.jit
 def exp2(s):
-    """2^s for s in the range of normal numbers: in double precision as `simd.exp2` does it."""
+    """Return 2^s for s in the range of normal numbers: in double precision as `simd.exp2`."""
     if s.dtype == tl.float32:
         power = tl.exp2(s)  # an instruction of the card, right to 2 units in the last place
     else:
@@ -68,13 +68,13 @@ def exp2(s):
 
 @triton.jit
 def _larger(a, b):
-    """The larger of a and b; no number where either is none."""
+    """Return the larger of a and b; no number where either is none."""
     return tl.where((a > b) | (a != a), a, b)
 
 
 @triton.jit
 def _exp(s):
-    """e^s rounded in double precision, whatever the working precision."""
+    """Return e^s rounded in double precision, whatever the working precision."""
     return tl.exp(s.to(tl.float64)).to(s.dtype)
 
 
@@ -84,7 +84,7 @@ def _sweep(
     d: tl.constexpr, together: tl.constexpr, ito: tl.constexpr, noise: tl.constexpr,
     causal: tl.constexpr, unroll: tl.constexpr,
 ):  # fmt: skip
-    """(m, S_1..S_d, q, r) of `together` heads over the tokens first <= j < stop, without a shift.
+    """Return (m, S_1..S_d, q, r) of `together` heads over first <= j < stop, without a shift.
 
     z and noisy hold log2(e) D^T x_i and N^T x_i of each head.
     """
@@ -133,7 +133,7 @@ def _moderate(
     cloud, own, z, noisy, i, stop, d: tl.constexpr, together: tl.constexpr, ito: tl.constexpr,
     noise: tl.constexpr, causal: tl.constexpr, unroll: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """The sweep over the tokens 0 <= j < stop, chunk by chunk."""
+    """Return the sweep over the tokens 0 <= j < stop, chunk by chunk."""
     sums = _sweep(
         cloud, own, z, noisy, i, 0, tl.minimum(chunk, stop), d, together, ito, noise, causal, unroll
     )
@@ -149,7 +149,7 @@ def _moderate(
 
 @triton.jit
 def _images(cloud, own, matrix, i, d: tl.constexpr):
-    """M^T x_i of the matrix M at a pointer."""
+    """Return M^T x_i of the matrix M at a pointer."""
     z = ()
     for _ in tl.static_range(d):
         z = z + (_number(0.0, own[0]),)
@@ -164,7 +164,7 @@ def _images(cloud, own, matrix, i, d: tl.constexpr):
 
 @triton.jit
 def _head_scores(cloud, own, matrix, i, d: tl.constexpr):
-    """log2(e) D^T x_i of one head, and |D^T x_i|^2."""
+    """Return log2(e) D^T x_i of one head, and |D^T x_i|^2."""
     zero = _number(0.0, own[0])
     z = _images(cloud, own, matrix, i, d)
     square = zero
@@ -177,7 +177,7 @@ def _head_scores(cloud, own, matrix, i, d: tl.constexpr):
 
 @triton.jit
 def _take(values, first: tl.constexpr, count: tl.constexpr):
-    """The `count` entries of a tuple from `first` on."""
+    """Return the `count` entries of a tuple from `first` on."""
     taken = ()
     for k in tl.static_range(count):
         taken = taken + (values[first + k],)
@@ -186,7 +186,7 @@ def _take(values, first: tl.constexpr, count: tl.constexpr):
 
 @triton.jit
 def _choose(condition, values, others, count: tl.constexpr):
-    """Entries of the first tuple where the condition holds, of the second elsewhere."""
+    """Return entries of the first tuple where the condition holds, of the second elsewhere."""
     chosen = ()
     for k in tl.static_range(count):
         chosen = chosen + (tl.where(condition, values[k], others[k]),)
@@ -195,7 +195,7 @@ def _choose(condition, values, others, count: tl.constexpr):
 
 @triton.jit
 def _add_product(high, low, a, b):
-    """(high + low) + a b, carried in twice the working precision (Dekker, Knuth)."""
+    """Return (high + low) + a b, carried in twice the working precision (Dekker, Knuth)."""
     product = a * b
     error = tl.fma(a, b, _number(0.0, product) - product)
     total = high + product
@@ -205,7 +205,7 @@ def _add_product(high, low, a, b):
 
 @triton.jit
 def _score(cloud, j, z, z_low, d: tl.constexpr):
-    """<z + z_low, x_j> in twice the working precision, as (high, low)."""
+    """Return <z + z_low, x_j> in twice the working precision, as (high, low)."""
     high = _number(0.0, z[0])
     low = _number(0.0, z[0])
     for k in tl.static_range(d):
@@ -220,7 +220,7 @@ def _shifted(
     cloud, own, matrix, noisy, i, stop, d: tl.constexpr, ito: tl.constexpr, noise: tl.constexpr,
     causal: tl.constexpr,
 ):  # fmt: skip
-    """(m, S_1..S_d, q, r) exp(-shift) of one head, and shift = max_j <x_i, D x_j>.
+    """Return (m, S_1..S_d, q, r) exp(-shift) of one head, and shift = max_j <x_i, D x_j>.
 
     As `sweep._shifted`: two passes with scores in twice the working precision.
     """
@@ -276,7 +276,7 @@ def _shifted(
 
 @triton.jit
 def _times(matrices, at, sums, d: tl.constexpr):
-    """<row of a matrix, S>, the row starting at element `at`."""
+    """Return <row of a matrix, S>; the row starts at element `at`."""
     total = tl.load(matrices + at) * sums[1]
     for r in tl.static_range(1, d):
         total = tl.fma(tl.load(matrices + (at + r)), sums[1 + r], total)
@@ -290,7 +290,7 @@ def _group_sums(
     has_moved: tl.constexpr, has_noise: tl.constexpr, ito: tl.constexpr, causal: tl.constexpr,
     any_size: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Running sums of one block of rows over one group of heads, into `state`.
+    """Write the running sums of one block of rows over one group of heads into `state`.
 
     state (groups, fields, rows): attention (d), gradient (d) and `tiles.SCALARS`.
     Without `any_size` every |D^T x| must lie within the bound, and no scale is kept.
@@ -431,7 +431,7 @@ def _group_sums(
 
 
 def heads_and_unroll(d: int, heads: int, double: bool) -> tuple[int, int]:
-    """Heads that share the loads of a token j, and tokens j per turn of the inner loop.
+    """Return heads that share the loads of a token j, and tokens j per turn of the inner loop.
 
     As many as registers allow: at d = 3 a lane takes 128 of its 255, so that 16 warps fit on a
     multiprocessor, each with 8 (double) or 16 (single precision) exponentials in flight.
@@ -446,7 +446,7 @@ def heads_and_unroll(d: int, heads: int, double: bool) -> tuple[int, int]:
 
 
 def signature(kind: str) -> dict[str, str]:
-    """Types of the run-time arguments of the kernel for the element type "fp64" or "fp32"."""
+    """Return types of the kernel's run-time arguments for the element type "fp64" or "fp32"."""
     arrays = ("x", "score", "value", "drift", "moved", "noise", "sigma2", "state")
     return dict.fromkeys(arrays, f"*{kind}") | dict.fromkeys(("rows", "n", "heads"), "i32")
 
@@ -455,7 +455,7 @@ def options(
     d: int, heads: int, double: bool, *, ledger: tuple[bool, bool, bool, bool], causal: bool,
     any_size: bool,
 ) -> dict[str, int | bool]:  # fmt: skip
-    """Compile-time arguments of the kernel; `ledger`: drift, moved, noise, sigma2 are given."""
+    """Return compile-time arguments; `ledger`: drift, moved, noise, sigma2 are given."""
     together, unroll = heads_and_unroll(d, heads, double)
     names = ("has_drift", "has_moved", "has_noise", "ito")
     return {"d": d, "together": together, "unroll": unroll, "causal": causal, "any_size": any_size,
@@ -471,7 +471,7 @@ def group_sums(
     x: torch.Tensor, score: torch.Tensor, value: torch.Tensor, drift: torch.Tensor,
     noise: torch.Tensor, sigma2: torch.Tensor, causal: bool, any_size: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """Running sums over heads of every token, group by group of heads.
+    """Return running sums over heads of every token, group by group of heads.
 
     Parameters
     ----------

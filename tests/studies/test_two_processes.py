@@ -12,7 +12,19 @@ pytest.importorskip("torch")
 from scripts import FILES, Done, call
 from trainings import torchrun
 
-pytestmark = pytest.mark.usefixtures("no_data", "sketched")
+pytestmark = pytest.mark.usefixtures("no_data", "sketched", "one_thread")
+
+
+@pytest.fixture
+def one_thread():
+    """One thread of torch, as each process of torchrun has: sums depend on their number."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
 
 # Of each study: flags beyond the preset, the training that is compared, and how close it is.
 TRAININGS = {

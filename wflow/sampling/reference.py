@@ -555,9 +555,10 @@ def laplace_from_normal(xi: ArrayLike, lam: float) -> tuple[FloatArray, FloatArr
     from scipy.special import erfcx, log_ndtr
 
     given, lam = reals(xi, "xi"), positive(lam, "lam")
-    x = -np.sign(given) * (math.log(2) + log_ndtr(-np.abs(given))) / lam
-    # phi(a)/Phi(-a) without the exponentials of both, which leave the range of numbers.
-    return x, math.sqrt(2 / math.pi) / erfcx(np.abs(given) / math.sqrt(2)) / lam
+    with np.errstate(over="ignore"):  # infinite for a lam that small
+        x = -np.sign(given) * (math.log(2) + log_ndtr(-np.abs(given))) / lam
+        # phi(a)/Phi(-a) without the exponentials of both, which leave the range of numbers.
+        return x, math.sqrt(2 / math.pi) / erfcx(np.abs(given) / math.sqrt(2)) / lam
 
 
 def _values(log_density: LogDensity, x: FloatArray, name: str) -> FloatArray:
@@ -574,7 +575,7 @@ def _values(log_density: LogDensity, x: FloatArray, name: str) -> FloatArray:
 def _counts(
     draws: int, warmup: int, thin: int, seed: int, chains: int, dim: int
 ) -> tuple[int, int, int, list]:
-    thin, warmup = whole(thin, "thin"), whole(warmup, "warmup", 0)
+    thin, warmup = whole(thin, "thin", most=1_000_000), whole(warmup, "warmup", 0)
     draws = whole(draws, "draws", 4)
     _check_room(chains, draws, dim)
     return draws, warmup, thin, _generators(seed, chains)

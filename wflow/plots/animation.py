@@ -130,8 +130,8 @@ def animate(
         time, clouds, note = _chosen(run, path, frames or MAX_FRAMES)
         n = run.sizes["token"]
         if isinstance(color, str) and color in ("cluster", "start"):
-            stored = snapshots(run, "tokens", path)[1].values
-            colours = colours_by(color, stored[0], stored[-1])[0]
+            stored = snapshots(run, "tokens", path)[1]
+            colours = colours_by(color, stored[0 if color == "start" else -1].values)[0]
         else:
             colours = _colours(color, n)
         colours = colours[evenly(n, MAX_TOKENS)]

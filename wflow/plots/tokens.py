@@ -263,8 +263,8 @@ def token_snapshots(
     names = ("$x_1$", "$x_2$")
     colours, words = None, ""
     if color is not None:
-        first = np.asarray(snapshots(ds, "tokens", which)[1].values[0], dtype=float)
-        colours, words = colours_by(color, first, last)
+        shown = snapshots(ds, "tokens", which)[1][0].values if color == "start" else last
+        colours, words = colours_by(color, np.asarray(shown, dtype=float))
     if d == 3:
         note += "; dark: near side, light: far side"
     elif d > 3:
@@ -305,21 +305,19 @@ def token_snapshots(
 LINKED = 0.2  # radians up to which two tokens are of one cluster
 
 
-def colours_by(
-    color: str, first: NDArray[np.floating], last: NDArray[np.floating]
-) -> tuple[NDArray[np.floating], str]:
-    """Return colours (n, 3) of tokens by "cluster" or "start", and words for a title.
+def colours_by(color: str, points: NDArray[np.floating]) -> tuple[NDArray[np.floating], str]:
+    """Return colours (n, 3) of tokens, and words for a title.
 
-    The tokens (n, d) are those at the first time stored, and at the last one drawn.
+    They are by "cluster" of the tokens (n, d) at the last time, or by "start" at the first.
     """
     if color == "cluster":
         from wflow.analysis.clusters import labels
 
-        found = labels(last / np.linalg.norm(last, axis=-1, keepdims=True), LINKED)
+        found = labels(points / np.linalg.norm(points, axis=-1, keepdims=True), LINKED)
         return cluster_colours(found), f"; {found.max() + 1} clusters at {LINKED:g} rad"
-    d = first.shape[-1]
-    axes = principal_axes(first, 3)[0] if d > 3 else np.eye(d)
-    return place_colours(first @ axes.T), "; coloured by the first place"
+    d = points.shape[-1]
+    axes = principal_axes(points, 3)[0] if d > 3 else np.eye(d)
+    return place_colours(points @ axes.T), "; coloured by the first place"
 
 
 def cluster_colours(labels: NDArray[np.integer]) -> NDArray[np.floating]:

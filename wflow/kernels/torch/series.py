@@ -95,26 +95,23 @@ def series_sums(
         For d > 3, a tolerance out of range, and arrays that do not fit into the memory of the GPU.
     """
     tolerance = check_tolerance(tolerance, x.shape[-1])
-    tokens, matrices = as_doubles(x), plain(score)
     others = [plain(a) for a in (value, drift, noise, sigma2)]
-    plans = [plan(*path, tolerance) for path in zip(tokens, matrices, strict=True)]
     heads, ito = score.shape[1], sigma2.shape[1] > 0
     moving = others[2] if ito and noise.shape[1] else None
     v = np.full_like(x, np.nan)
     terms, error = np.full((len(x), N_TERMS), np.nan), np.full(len(x), np.nan)
     with within_memory(x, score, device):
-        for group in _groups(tokens, matrices, plans, 2 if ito else 1, tolerance, device, moving):
+        for group in _groups(x, score, 2 if ito else 1, tolerance, device, moving):
             given = [upload(a[group.paths], device) for a in others]
             state = _running_sums(group, given, tolerance)
             found = finish(state, group.x, heads, flow, sign)
             v[group.paths], terms[group.paths] = map(download, found)
-            for p, one, lowest in zip(group.paths, group.series, group.least(), strict=True):
-                if ito:
-                    pairs = others[3][p, one.order] @ (one.mean + one.squares)[one.order]
-                    terms[p, ITO_POWER] += pairs / (2 * heads * PAIRS[ITO_POWER])
-                    second = one.along_noise[one.order].sum()
-                    terms[p, SECOND_VARIATION] += second / (2 * heads * PAIRS[SECOND_VARIATION])
-                error[p] = relative_error(one, plans[p], lowest, x.shape[1])
+            error[group.paths] = group.errors()
+            for p, one in zip(group.paths, group.series, strict=True) if ito else ():
+                pairs = others[3][p, one.order] @ (one.mean + one.squares)[one.order]
+                terms[p, ITO_POWER] += pairs / (2 * heads * PAIRS[ITO_POWER])
+                second = one.along_noise[one.order].sum()
+                terms[p, SECOND_VARIATION] += second / (2 * heads * PAIRS[SECOND_VARIATION])
     return v, terms, error
 
 
@@ -171,11 +168,9 @@ def series_laplacian(
     """
     tolerance = check_tolerance(tolerance, x.shape[-1])
     n, heads = x.shape[1], score.shape[1]
-    tokens, matrices = as_doubles(x), plain(score)
-    plans = [plan(*path, tolerance) for path in zip(tokens, matrices, strict=True)]
     laplacian, error = (np.full(len(x), np.nan) for _ in range(2))
     with within_memory(x, score, device):
-        for group in _groups(tokens, matrices, plans, 3, tolerance, device):
+        for group in _groups(x, score, 3, tolerance, device):
             order, alone = group.order, group.alone
             total = np.zeros(len(group.paths))
             if len(order):
@@ -190,8 +185,7 @@ def series_laplacian(
                 exact = tiled_laplacian(group.x, group.D[:, alone], group.strong[:, alone])
                 total += len(alone) * download(exact)
             laplacian[group.paths] = total / heads
-            for p, one, lowest in zip(group.paths, group.series, group.least(), strict=True):
-                error[p] = relative_error(one, plans[p], lowest, n)
+            error[group.paths] = group.errors()
     return laplacian, error
 
 
@@ -286,7 +280,7 @@ class _Group(NamedTuple):
     paths : their numbers
     x (paths, n, d), D (paths, heads, d, d), strong (paths, heads) : as in `tiles`
     coefficient : of all heads, as in `_Expansions`
-    series : one of each path
+    series, plans : one of each path
     lowest (paths, heads) : smallest value of each head's series, over the tokens; from `parts`
     """
 
@@ -296,6 +290,7 @@ class _Group(NamedTuple):
     strong: NDArray[np.bool_]
     coefficient: torch.Tensor
     series: list[Expanded]
+    plans: list[Plan]
     lowest: torch.Tensor
 
     @property
@@ -308,9 +303,13 @@ class _Group(NamedTuple):
         """Return heads that are summed exactly."""
         return self.series[0].alone
 
-    def least(self) -> Floats:
-        """Return `lowest` on the CPU."""
-        return np.asarray(download(self.lowest))
+    def errors(self) -> list[float]:
+        """Return the relative error of each path, after all `parts`."""
+        lowest = np.asarray(download(self.lowest))
+        return [
+            relative_error(one, chosen, low, self.x.shape[1])
+            for one, chosen, low in zip(self.series, self.plans, lowest, strict=True)
+        ]
 
     def parts(
         self, tolerance: float
@@ -348,14 +347,16 @@ class _Group(NamedTuple):
 
 
 def _groups(
-    tokens: Floats, score: Floats, plans: Sequence[Plan], products: int, tolerance: float,
+    x: NDArray[np.floating], score: NDArray[np.floating], products: int, tolerance: float,
     device: str, noise: Floats | None = None,
 ) -> Iterator[_Group]:  # fmt: skip
     """Yield all finite paths with their series, as `harmonic.fast.expanded` does."""
+    tokens, score = as_doubles(x), plain(score)
+    plans = [plan(*path, tolerance) for path in zip(tokens, score, strict=True)]
     for some in _alike(plans, tokens.shape[2], device):
-        x, D = upload(tokens[some], device), upload(score[some], device)
+        own, D = upload(tokens[some], device), upload(score[some], device)
         moving = None if noise is None else noise[some]
-        found = _expansions(x, D, [plans[p] for p in some], products, noise=moving)
+        found = _expansions(own, D, [plans[p] for p in some], products, noise=moving)
         series = [found.served(row, plans[p], tolerance) for row, p in enumerate(some)]
         orders = [one.order.tobytes() for one in series]
         strong = strong_heads(score[some])
@@ -363,9 +364,10 @@ def _groups(
             rows = [row for row, own in enumerate(orders) if own == order]
             whole = slice(None) if len(rows) == len(some) else rows
             yield _Group(
-                np.array(some)[whole], x[whole], D[whole], strong[whole],
+                np.array(some)[whole], own[whole], D[whole], strong[whole],
                 found.coefficient[whole, :, :, : 1 + tokens.shape[2]], [series[k] for k in rows],
-                torch.full((len(rows), score.shape[1]), math.inf, dtype=x.dtype, device=device),
+                [plans[some[k]] for k in rows],
+                torch.full((len(rows), score.shape[1]), math.inf, dtype=own.dtype, device=device),
             )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ _COLUMNS, _HEADS = 1024, 8
 
 
 @contextmanager
-def whole_products(x: torch.Tensor) -> Iterator[None]:
+def _whole_products(x: torch.Tensor) -> Iterator[None]:
     """Keep matrix products from shortened formats that a program may have allowed: autocast, and
     in single precision TF32 and the like."""
     with torch.autocast(x.device.type, enabled=False):
@@ -158,7 +158,7 @@ def blocks(
                 None if noise is None else noise[chosen, some],
             )  # fmt: skip
 
-    with whole_products(x):
+    with _whole_products(x):
         for p in range(0, paths, batch):
             chosen = slice(p, p + batch)
             for start in range(0, targets, tile.rows):

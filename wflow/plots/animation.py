@@ -21,11 +21,11 @@ from wflow.plots.figure import (
     evenly,
     facts,
     log_axis,
-    rounded,
     series,
     snapshots,
     style,
     time_axis,
+    time_texts,
 )
 from wflow.plots.tokens import by_depth, colours_by, disc, globe, paler, principal_axes, view
 from wflow.runs.results import DRAFT
@@ -212,7 +212,7 @@ def _animation(
     """Return the animation, of artists that are updated in place."""
     from wflow.plots.inline import AnimatedFigure, Animation
 
-    beside, shown_times = _curve(run, path), rounded(time)
+    beside, shown_times = _curve(run, path), time_texts(time)
     with style():
         width, height = SIZE
         ratios = [1.0] if beside is None else [1.0, 1.25]
@@ -247,7 +247,7 @@ def _animation(
 
     def show(k: int) -> list[Any]:
         move(k)
-        clock.set_text(f"$t$ = {shown_times[k]:.15g}")
+        clock.set_text(f"$t$ = {shown_times[k]}")
         if marker is not None:
             marker.set_data(time[k : k + 1], where[k : k + 1])
         return []

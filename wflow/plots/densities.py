@@ -20,11 +20,11 @@ from wflow.plots.figure import (
     grid,
     panel,
     require,
-    rounded,
     series,
     snapshot_panels,
     snapshots,
     time_axis,
+    time_texts,
     wide,
 )
 from wflow.plots.style import style as apply
@@ -120,7 +120,7 @@ def density_snapshots(
     if ax is not None:
         with panel(ax, COLUMN, COLUMN) as (figure, axis):
             image = ball(axis, seen(values[0]), norm)
-            axis.set_title(f"$t$ = {rounded(drawn)[0]:.15g}")
+            axis.set_title(f"$t$ = {time_texts(drawn)[0]}")
             figure.colorbar(image, ax=axis, shrink=0.7, label=r"$\rho$")
         return figure
     with apply():
@@ -225,8 +225,8 @@ def _curves(axis: "Axes", centres: Floats, times: Floats, values: Floats) -> Non
 
     angle, order = angles_of(centres)
     shades = colormaps["viridis_r"](np.linspace(0.15, 1.0, len(times)))
-    for t, each, shade in zip(rounded(times), values, shades, strict=True):
-        axis.plot(angle, each[order], color=shade, linewidth=1.2, label=f"$t$ = {t:.15g}")
+    for t, each, shade in zip(time_texts(times), values, shades, strict=True):
+        axis.plot(angle, each[order], color=shade, linewidth=1.2, label=f"$t$ = {t}")
     angle_axis(axis)
     axis.set_ylim(bottom=min(0.0, float(values.min())))
     axis.legend(frameon=False)

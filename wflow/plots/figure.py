@@ -262,6 +262,11 @@ def rounded(times: ArrayLike) -> list[float]:
     return [round(t, decimals) for t in at.tolist()]
 
 
+def time_texts(times: ArrayLike) -> list[str]:
+    """Return the times that `rounded` returns as text, with all of their digits."""
+    return [f"{t:.15g}" for t in rounded(times)]
+
+
 def rectangle(count: int, most: int) -> tuple[int, int]:
     """Return rows and columns, at most so many, that so many panels fill or nearly fill."""
     if count <= most:
@@ -288,8 +293,8 @@ def snapshot_panels(
     note = textwrap.fill(note, int(17 * width))
     height = rows * height_of(width / columns, rows) + 0.25 + 0.14 * note.count("\n")
     figure, axes = grid(rows, columns, width, height)
-    for axis, t in zip(axes.flat, rounded(times), strict=False):
-        axis.set_title(f"$t$ = {t:.15g}", loc="center", pad=2)
+    for axis, t in zip(axes.flat, time_texts(times), strict=False):
+        axis.set_title(f"$t$ = {t}", loc="center", pad=2)
     for empty in axes.flat[len(times) :]:
         empty.set_axis_off()
     figure.supxlabel(note, fontsize=8.0, color="0.25")

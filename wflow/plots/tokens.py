@@ -15,9 +15,9 @@ from wflow.plots.figure import (
     check_run,
     facts,
     panel,
-    rounded,
     snapshot_panels,
     snapshots,
+    time_texts,
 )
 from wflow.plots.style import style as apply
 
@@ -286,7 +286,7 @@ def token_snapshots(
     if ax is not None:
         with panel(ax, COLUMN, COLUMN) as (figure, axis):
             draw(axis, cloud[0], True)
-            axis.set_title(f"$t$ = {rounded(drawn)[0]:.15g}")
+            axis.set_title(f"$t$ = {time_texts(drawn)[0]}")
         return figure
     with apply():
         # Space for titles and labels of axes; spheres have none, and fill less than their width.

@@ -33,7 +33,7 @@ from wflow._core.printable import printable
 from wflow._version import __version__
 from wflow.analysis.description import with_error
 from wflow.plots.charts import Chart, escaped, plain
-from wflow.plots.figure import MAX_PANELS, evenly, rectangle, rounded
+from wflow.plots.figure import MAX_PANELS, evenly, rectangle, rounded, time_texts
 from wflow.plots.tokens import view
 from wflow.runs.results import REPORT, replace_files
 from wflow.runs.schema import is_movement, law_name
@@ -333,7 +333,7 @@ def _cloud_data(cloud: DrawnTokens) -> dict[str, Any]:
 
 def _cloud_svg(cloud: DrawnTokens) -> str:
     """Draw the tokens at up to six times, seen from one side."""
-    frames, times = evenly(len(cloud.times), MAX_PANELS), rounded(cloud.times)
+    frames, times = evenly(len(cloud.times), MAX_PANELS), time_texts(cloud.times)
     rows, columns = rectangle(len(frames), 3)
     size, radius = 150.0, 67.0
     parts = [
@@ -350,7 +350,7 @@ def _cloud_svg(cloud: DrawnTokens) -> str:
         for side, there in (("far", seen[~near]), ("near", seen[near])):
             d = "".join(f"M{x + radius * u:.1f} {y - radius * v:.1f}h0" for u, v in there[:, :2])
             parts.append(f'<path class="token {side}" d="{d}"/>')
-        label = f"t = {times[frame]:g}"
+        label = f"t = {times[frame]}"
         parts.append(f'<text class="tick mid" x="{x:g}" y="{y + size / 2 + 14:g}">{label}</text>')
     return "".join([*parts, "</svg>"])
 
@@ -359,7 +359,7 @@ def _cloud_figure(cloud: DrawnTokens, name: str) -> str:
     """Return the viewer, and the static figure that is shown without a script."""
     last = len(cloud.times) - 1
     caption = escaped(cloud.caption)
-    start = f"t = {rounded(cloud.times)[0]:g}"
+    start = f"t = {time_texts(cloud.times)[0]}"
     turn = (
         '<label class="check"><input type="checkbox" class="turn"> turn</label>'
         "<p>Drag the sphere, or use the arrow keys on it.</p>"

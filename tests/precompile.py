@@ -96,6 +96,7 @@ TASKS: list[tuple] = [
     (exact, 1, True),
     (adjoint, 3),
     (adjoint, 2),
+    (adjoint, 5),
     (large, True),
     (large, False),
     (exact, 5, True, ("float64",)),

@@ -13,6 +13,7 @@ from wflow._version import __version__ as __version__
 _HOMES = {
     "solve": ("wflow.particles.solver", "solve"),
     "rerun": ("wflow.analysis.rerun", "rerun"),
+    "gradient": ("wflow.gradients.adjoint", "gradient"),
     "SaveAt": ("wflow.particles.options", "SaveAt"),
     "Compute": ("wflow.particles.options", "Compute"),
     "Dopri5": ("wflow._core.adaptive", "Dopri5"),
@@ -43,6 +44,8 @@ _MODULES = {
     "transport": "wflow.transport",
     "meanfield": "wflow.meanfield",
     "sampling": "wflow.sampling",
+    "losses": "wflow.gradients.losses",
+    "interop": "wflow.gradients.interop",
     "metric": "wflow.transport.metric",
     "jko": "wflow.transport.jko",
     "clusters": "wflow.analysis.clusters",
@@ -82,6 +85,8 @@ if TYPE_CHECKING:
         velocity,
     )
     from wflow.attention.flows import Flow
+    from wflow.gradients import interop, losses
+    from wflow.gradients.adjoint import gradient
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import solve
     from wflow.runs.read import open_run as open

@@ -170,6 +170,11 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
         **SHORT, "paths": 1, "seed": 0, **flow, "scheme": "euler", "causal": False, "kappa": 0.0,
         "save": wflow.SaveAt(), "compute": wflow.Compute(), "if_exists": "error", "progress": False,
     }
+    add("", "gradient", loss=wflow.losses.MeanCosine(), every_evaluation=True,
+        **{k: v for k, v in options.items() if k not in ("if_exists", "progress")})
+    add("losses", "Tokens, W2", target=X)
+    add("losses", "MeanCosine, Energy")
+    add("interop", "torch", law=LAW)
     filed = options | {"out": file, "if_exists": "overwrite"}
     add("", "solve", **options)
     add("", "solve to a file", **filed)

@@ -215,17 +215,17 @@ class Adjoint(NamedTuple):
     values : (paths, heads, d, d); None for tied heads, whose cotangents are in D
     """
 
-    x: NDArray[np.float64]
-    D: NDArray[np.float64]
-    values: NDArray[np.float64] | None
+    x: NDArray[np.floating]
+    D: NDArray[np.floating]
+    values: NDArray[np.floating] | None
 
 
 def velocity_adjoint(
-    x: NDArray[np.float64],
-    D: NDArray[np.float64],
-    cotangents: NDArray[np.float64],
+    x: NDArray[np.floating],
+    D: NDArray[np.floating],
+    cotangents: NDArray[np.floating],
     *,
-    values: NDArray[np.float64] | None = None,
+    values: NDArray[np.floating] | None = None,
     flow: str = "softmax",
     direction: str = "descent",
     causal: bool = False,

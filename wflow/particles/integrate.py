@@ -28,7 +28,7 @@ State = dict[str, NDArray]
 
 # A step that turns a token by more than atan(10), or a score that no exponential can tell from
 # its neighbours, means that the step size or the heads have run away.
-_MAX_STEP, _MAX_SCORE = 10.0, 1e6
+MAX_STEP, MAX_SCORE = 10.0, 1e6
 # The energy and the pass that uses each kernel value twice need D = D^T.
 _ASYMMETRIC = " and run with save=SaveAt(budget=False)"
 _BATCH_BYTES = {"numba": 2**26, "torch": 2**30}  # a GPU is full with a thousand paths at a time
@@ -142,8 +142,8 @@ class Batch(driver.Solver):
         # little less than the limits, for their rounding.
         largest = float(np.finfo(np.float64).max)
         limits = {name: largest for name in self.budget.rates if problem.save.budget}
-        limits |= {"speed_sq": largest, "max_score": _MAX_SCORE}
-        limits["max_speed"] = (1 - 1e-9) * _MAX_STEP / problem.dt
+        limits |= {"speed_sq": largest, "max_score": MAX_SCORE}
+        limits["max_speed"] = (1 - 1e-9) * MAX_STEP / problem.dt
         self._watched, self._limits = tuple(limits), np.array(list(limits.values()))[:, None]
 
     def state(self) -> State:
@@ -268,8 +268,8 @@ class Batch(driver.Solver):
         if np.count_nonzero(within) == within.size:  # mostly; false for NaN
             return
         turn = self.problem.dt * terms["max_speed"]
-        good = np.isfinite(terms["speed_sq"]) & (turn <= _MAX_STEP)
-        good &= terms["max_score"] <= _MAX_SCORE
+        good = np.isfinite(terms["speed_sq"]) & (turn <= MAX_STEP)
+        good &= terms["max_score"] <= MAX_SCORE
         for bad in np.flatnonzero(~good & ~self.paths.lost).tolist():
             path, D = self.numbers[bad], self.heads.D[bad]
             score = float(np.linalg.norm(D, axis=(1, 2)).max())
@@ -396,7 +396,7 @@ class AdaptiveBatch(Batch):
 
     def _check_at(self, terms: Terms) -> None:
         """Mark the paths as lost that have left the range in which their numbers are meaningful."""
-        good = np.isfinite(terms["speed_sq"]) & (terms["max_score"] <= _MAX_SCORE)
+        good = np.isfinite(terms["speed_sq"]) & (terms["max_score"] <= MAX_SCORE)
         for bad in np.flatnonzero(~good & ~self.paths.lost).tolist():
             self._stop(bad, "the run blows up", float(terms["max_score"][bad]))
         self._warn_overflow(float(self.steps.time.max()), terms)

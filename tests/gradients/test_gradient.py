@@ -1,0 +1,305 @@
+"""`wflow.gradient` against finite differences of runs, a twin in torch, and itself."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from twin import by_threads, same
+
+import wflow
+from wflow import InputError
+from wflow.gradients import adjoint
+from wflow.heads import (
+    QKV,
+    CompoundPoisson,
+    Frozen,
+    HeadLaw,
+    OrnsteinUhlenbeck,
+    Oscillating,
+    Schedule,
+)
+
+RNG = np.random.default_rng(5)
+N, D_, H, PATHS = 6, 3, 2, 2
+X = RNG.standard_normal((N, D_))
+START = 0.5 * RNG.standard_normal((H, D_, D_))
+KNOTS = 0.5 * RNG.standard_normal((3, H, D_, D_))
+QUERY, KEY, VALUE = RNG.standard_normal((3, H, D_, D_))
+TARGET = RNG.standard_normal((PATHS, 3, N, D_))
+LOSS = wflow.losses.Tokens(TARGET)
+SAVE = wflow.SaveAt(snapshots=[0, 0.3, 0.6], paths=range(PATHS), budget=False)
+RUN = {"t_final": 0.6, "dt": 0.1, "paths": PATHS, "seed": 3, "save": SAVE}
+PRECISE = wflow.Dopri5(rtol=1e-11, atol=1e-13)
+RALSTON = wflow.Tableau("ralston", 2, (0, 2 / 3), ((), (2 / 3,)), (1 / 4, 3 / 4))
+
+
+def loss_of(x0, law, **given):
+    return LOSS(wflow.solve(x0, law, **{**RUN, **given}).tokens.values)[0]
+
+
+def slope(function, h=1e-3):
+    """Derivative at 0 of a function of a number, of order 4."""
+    return (8 * (function(h) - function(-h)) - function(2 * h) + function(-2 * h)) / (12 * h)
+
+
+def close(found, expected):
+    assert abs(found - expected) <= 1e-7 * max(1.0, abs(expected))
+
+
+IDENTITY = np.eye(3)
+
+
+def ou(mean=IDENTITY, rate=1.3, sigma2=0.5, exact=False):
+    return OrnsteinUhlenbeck(mean, rate, sigma2, exact=exact)
+
+
+LAWS = {
+    "frozen": lambda: Frozen(),
+    "ou": ou,
+    "exact": lambda: ou(exact=True),
+    "oscillating": lambda: Oscillating(3),
+    "noisy oscillating": lambda: Oscillating(3, sigma2=0.3),
+    "linear": lambda: Schedule([0, 0.2, 0.6], KNOTS),
+    "constant": lambda: Schedule([0, 0.2, 0.5], KNOTS, "constant"),
+}
+DETERMINISTIC = ("frozen", "oscillating", "linear", "constant")
+CASES = [(law, scheme, {}) for law in DETERMINISTIC for scheme in ("heun", "rk4", PRECISE, RALSTON)]
+CASES += [(law, "euler", {}) for law in LAWS]
+CASES += [("ou", "sra1", {}), ("noisy oscillating", "sra1", {}), ("oscillating", "sra1", {})]
+CASES += [("ou", "euler", {"kappa": 0.05}), ("frozen", "rk4", {"causal": True})]
+CASES += [("ou", "sra1", {"flow": flow}) for flow in ("unnormalised", "effective")]
+CASES += [("frozen", "heun", {"flow": "effective", "direction": "ascent"})]
+
+
+@pytest.mark.parametrize(("name", "scheme", "how"), CASES)
+def test_tokens_and_initial_heads_against_differences(name, scheme, how):
+    law, how = LAWS[name](), {"scheme": scheme, **how}
+    if not isinstance(law, Schedule):
+        how["heads"] = START
+    found = wflow.gradient(X, law, loss=LOSS, **RUN, **how)
+    exact = loss_of(X, law, **how)
+    assert abs(found.value - exact) <= (1e-13 if scheme is PRECISE else 0) * exact  # the same bits
+    e = RNG.standard_normal(X.shape)
+    close(np.sum(found.x0 * e), slope(lambda h: loss_of(X + h * e, law, **how)))
+    if "heads" in how:
+        e = RNG.standard_normal(START.shape)
+        expected = slope(lambda h: loss_of(X, law, **{**how, "heads": START + h * e}))
+        close(np.sum(found.initial_heads * e), expected)
+
+
+@pytest.mark.parametrize(("scheme", "exact"), [("euler", False), ("euler", True), ("sra1", False)])
+def test_parameters_of_ornstein_uhlenbeck(scheme, exact):
+    how = {"heads": START, "scheme": scheme}
+    for mean in (np.eye(3), np.stack([np.eye(3), np.diag([1.0, 2.0, 3.0])])):
+        law = wflow.gradient(X, ou(mean, exact=exact), loss=LOSS, **RUN, **how).law
+        e = RNG.standard_normal(mean.shape)
+        e = e + e.swapaxes(-1, -2)
+        laws = {
+            "mean": lambda h, m=mean, e=e: ou(m + h * e, exact=exact),
+            "rate": lambda h, m=mean: ou(m, rate=1.3 + h, exact=exact),
+            "sigma2": lambda h, m=mean: ou(m, sigma2=0.5 + h, exact=exact),
+        }
+        assert law.keys() == laws.keys()
+        for name, made in laws.items():
+            expected = slope(lambda h, made=made: loss_of(X, made(h), **how))
+            close(np.sum(law[name] * (e if name == "mean" else 1.0)), expected)
+
+
+@pytest.mark.parametrize("interpolation", ["linear", "constant"])
+@pytest.mark.parametrize("scheme", ["euler", "rk4", PRECISE])
+def test_tables_of_a_schedule(interpolation, scheme):
+    times, values = [0, 0.2, 0.5], RNG.standard_normal((3, H, D_, D_))
+    keys = np.broadcast_to(np.eye(3), KNOTS.shape)
+    law = Schedule(times, QKV(KNOTS.swapaxes(-1, -2), keys, values), interpolation)
+    found = wflow.gradient(X, law, loss=LOSS, scheme=scheme, **RUN).law
+    e, f = RNG.standard_normal((2, *KNOTS.shape))
+
+    def changed(h):
+        scores = (KNOTS + h * e).swapaxes(-1, -2)
+        return loss_of(
+            X, Schedule(times, QKV(scores, keys, values + h * f), interpolation), scheme=scheme
+        )
+
+    close(np.sum(found["scores"] * e) + np.sum(found["values"] * f), slope(changed))
+
+
+def test_oscillating_noise_and_values_of_general_heads():
+    law = wflow.gradient(X, Oscillating(3, sigma2=0.3), heads=START, loss=LOSS, **RUN).law
+    expected = slope(lambda h: loss_of(X, Oscillating(3, sigma2=0.3 + h), heads=START))
+    close(law["sigma2"], expected)
+    how = {"scheme": "rk4", "causal": True}
+    found = wflow.gradient(X, Frozen(), heads=QKV(QUERY, KEY, VALUE), loss=LOSS, **RUN, **how)
+    e = RNG.standard_normal(VALUE.shape)
+    expected = slope(lambda h: loss_of(X, Frozen(), heads=QKV(QUERY, KEY, VALUE + h * e), **how))
+    close(np.sum(found.initial_values * e), expected)
+
+
+def test_it_equals_automatic_differentiation_of_a_twin():
+    torch = pytest.importorskip("torch")
+    torch_x, scores, values = (
+        torch.tensor(a, dtype=torch.float64, requires_grad=True)
+        for a in (X, np.einsum("hka,hkb->hab", QUERY, KEY), VALUE)
+    )
+
+    def on_sphere(y):
+        return y / y.norm(dim=-1, keepdim=True)
+
+    def velocity(x):
+        p = torch.softmax(torch.einsum("ia,hab,jb->hij", x, scores, x), -1)
+        v = ((p @ x) @ values.transpose(-1, -2)).mean(0)
+        return v - (v * x).sum(-1, keepdim=True) * x
+
+    x, dt, seen = on_sphere(torch_x), 0.1, []
+    for step in range(7):
+        if step % 3 == 0:
+            seen.append(x)
+        k1 = velocity(x)
+        k2 = velocity(on_sphere(x + dt / 2 * k1))
+        k3 = velocity(on_sphere(x + dt / 2 * k2))
+        k4 = velocity(on_sphere(x + dt * k3))
+        x = on_sphere(x + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4))
+    loss = ((torch.stack(seen) - torch.tensor(TARGET[0])) ** 2).sum() / N
+    expected = torch.autograd.grad(loss, (torch_x, scores, values))
+    found = wflow.gradient(
+        X, Frozen(), heads=QKV(QUERY, KEY, VALUE), scheme="rk4", every_evaluation=True,
+        loss=wflow.losses.Tokens(TARGET[0]), **RUN | {"paths": 1, "save": wflow.SaveAt(
+            snapshots=[0, 0.3, 0.6])},
+    )  # fmt: skip
+    mine = found.x0, found.initial_heads[0], found.initial_values[0]
+    for a, b in zip(expected, mine, strict=True):
+        assert np.abs(a.numpy() - b).max() <= 1e-11 * float(a.abs().max())
+    assert found.heads.shape == (1, 24, H, D_, D_)
+    assert np.allclose(found.heads.sum(axis=1), found.initial_heads, rtol=1e-12)
+
+
+@pytest.mark.parametrize("loss", ["W2", "chordal", "MeanCosine", "Energy"])
+def test_losses_against_differences(loss):
+    loss = {
+        "W2": wflow.losses.W2(wflow.tokens.uniform(4, 3, seed=1)),
+        "chordal": wflow.losses.W2(wflow.tokens.uniform(N, 3, seed=1), cost="chordal"),
+        "MeanCosine": wflow.losses.MeanCosine(),
+        "Energy": wflow.losses.Energy(),
+    }[loss]
+    symmetric, e = START + START.swapaxes(-1, -2), RNG.standard_normal(START.shape)
+    e = e + e.swapaxes(-1, -2)
+    how = {**RUN, "scheme": "sra1", "loss": loss}
+
+    def value(h, of):
+        law = ou(np.eye(3) + of * h * e[0])
+        return wflow.gradient(X, law, heads=symmetric + h * e, **how).value
+
+    found = wflow.gradient(X, ou(), heads=symmetric, **how)
+    at_start = np.sum(found.initial_heads * e)
+    close(at_start, slope(lambda h: value(h, 0)))
+    close(at_start + np.sum(found.law["mean"] * e[0]), slope(lambda h: value(h, 1)))
+
+
+def test_taylor_remainders_are_of_second_order():
+    found = wflow.gradient(X, ou(), heads=START, loss=LOSS, **RUN)
+    e = RNG.standard_normal(X.shape)
+    rest = [
+        abs(loss_of(X + h * e, ou(), heads=START) - found.value - h * np.sum(found.x0 * e))
+        for h in (1e-2, 1e-3, 1e-4)
+    ]
+    assert np.allclose(np.log10(np.array(rest[:-1]) / rest[1:]), 2, atol=0.1)
+
+
+def test_threads_batches_and_checkpoints_do_not_change_a_bit(monkeypatch):
+    x0 = wflow.tokens.uniform(150, 3, seed=0)
+    run = RUN | {"save": wflow.SaveAt(snapshots=[0.3, 0.6]), "kappa": 0.02, "heads": 3}
+
+    def found(**more):
+        g = wflow.gradient(x0, ou(), loss=wflow.losses.MeanCosine(), **run, **more)
+        return g.x0, g.initial_heads, g.law["mean"], np.array([g.law["rate"], g.law["sigma2"]])
+
+    results = by_threads(found)
+    results.append(found(compute=wflow.Compute(batch=1)))
+    monkeypatch.setattr(adjoint, "_BYTES", 1)
+    results.append(found())
+    for other in results[1:]:
+        assert all(same(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_memory_grows_with_the_root_of_the_steps(monkeypatch):
+    monkeypatch.setattr(adjoint, "_BYTES", 1)
+    x0, peaks = wflow.tokens.uniform(300, 3, seed=0), []
+    for steps in (16, 16, 256):
+        tracemalloc.start()
+        wflow.gradient(
+            x0, Frozen(), heads=1, loss=wflow.losses.MeanCosine(), t_final=steps * 1e-3, dt=1e-3
+        )
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < 6 * peaks[1]
+
+
+def test_a_custom_law_has_derivatives_of_tokens_and_evaluations():
+    law, how = HeadLaw(lambda D, t: -D, diffusion=0.2, symmetric=False), {"heads": START}
+    found = wflow.gradient(X, law, loss=LOSS, every_evaluation=True, **RUN, **how)
+    assert found.initial_heads is None and found.law == {}
+    assert found.heads.shape == (PATHS, 6, H, D_, D_)
+    e = RNG.standard_normal(X.shape)
+    close(np.sum(found.x0 * e), slope(lambda h: loss_of(X + h * e, law, **how)))
+    jumps = CompoundPoisson(Frozen(), rate=2.0)
+    found = wflow.gradient(X, jumps, loss=LOSS, **RUN, **how)
+    close(np.sum(found.x0 * e), slope(lambda h: loss_of(X + h * e, jumps, **how)))
+
+
+def test_derivatives_that_grow_without_bound_are_warned_of():
+    antipodes = np.array([[1.0, 0, 0], [-1.0, 0, 0]])  # an unstable equilibrium
+    with pytest.warns(RuntimeWarning, match="chaotic"):
+        wflow.gradient(
+            antipodes, Frozen(), heads=np.eye(3)[None], direction="ascent", t_final=100.0, dt=0.2,
+            loss=wflow.losses.Tokens(np.eye(3)[:2]),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"loss": 3.0}, "loss"),
+        ({"loss": lambda x: 1.0}, "value, derivatives"),
+        ({"loss": lambda x: (1.0, x[0])}, "shape"),
+        ({"loss": lambda x: (x, x)}, "expected a number"),
+        ({"loss": lambda x: (1.0, np.full_like(x, np.nan))}, "derivatives of the loss"),
+        ({"loss": wflow.losses.Tokens(np.eye(3))}, "target"),
+        ({"loss": wflow.losses.W2(np.eye(2))}, "dimension"),
+        ({"loss": wflow.losses.Energy(), "heads": QKV(QUERY, KEY, VALUE)}, "no energy"),
+        ({"save": wflow.SaveAt(snapshots=[0.25], budget=False)}, "not a time of a step"),
+        ({"compute": wflow.Compute(dtype="float32")}, "double precision"),
+        ({"compute": wflow.Compute(method="fast")}, "exact"),
+        ({"law": ou(exact=True), "scheme": "sra1"}, "sra1"),
+        ({"dt": 0.7}, "dt"),
+    ],
+)
+def test_what_has_no_gradient_is_refused(given, words):
+    run = {"x0": X, "law": Frozen(), "heads": START, "loss": wflow.losses.MeanCosine(), **RUN}
+    with pytest.raises(InputError, match=words):
+        wflow.gradient(**run | given)
+
+
+def test_custom_flows_and_runs_that_blow_up_are_refused():
+    class Still(wflow.Flow):
+        def velocity(self, cloud):
+            return cloud.attention()
+
+    run = {"heads": START, "loss": LOSS, **RUN}
+    with pytest.raises(InputError, match="no adjoint"):
+        wflow.gradient(X, Frozen(), flow=Still(), **run)
+    with pytest.raises(wflow.BlowUpError):
+        wflow.gradient(X, Frozen(), **run | {"heads": 1e3 * START})
+
+
+def test_a_run_is_a_function_of_torch():
+    torch = pytest.importorskip("torch")
+    run = wflow.interop.torch(ou(), **RUN)
+    x0, heads = (torch.tensor(a, requires_grad=True) for a in (X, START))
+    value = ((run(x0, heads) - torch.tensor(TARGET)) ** 2).sum() / (PATHS * N)
+    (2 * value).backward(retain_graph=True)
+    found = wflow.gradient(X, ou(), heads=START, loss=LOSS, **RUN)
+    assert np.allclose(x0.grad.numpy(), 2 * found.x0, rtol=1e-12)
+    assert np.allclose(heads.grad.numpy(), 2 * found.initial_heads.sum(axis=0), rtol=1e-12)
+    (again,) = torch.autograd.grad(value, x0)
+    assert same(2 * again.numpy(), x0.grad.numpy())
+    with pytest.raises(InputError, match="tensor"):
+        run(X)

@@ -34,7 +34,7 @@ GROUPS = {
         "wflow": "Solving, run files and their checks, energies of one cloud, errors",
         "wflow.tokens": "Clouds of tokens to start from",
         "wflow.losses": "Losses of `wflow.gradient`, with their derivatives",
-        "wflow.interop": "Runs as differentiable functions of torch",
+        "wflow.interop": "Runs as differentiable functions of torch and JAX",
         "wflow.heads": "Head laws, and heads of (Q, K, V)",
         "wflow.flows": "Flows, and how to define one",
         "wflow.sphere": "Projection, normalisation, geodesics",

@@ -303,3 +303,20 @@ def test_a_run_is_a_function_of_torch():
     assert same(2 * again.numpy(), x0.grad.numpy())
     with pytest.raises(InputError, match="tensor"):
         run(X)
+
+
+def test_a_run_is_a_function_of_jax():
+    jax = pytest.importorskip("jax")
+    with jax.enable_x64(True):
+        run = jax.jit(wflow.interop.jax(ou(), **RUN))
+
+        def value(x0, heads):
+            return ((run(x0, heads) - TARGET) ** 2).sum() / (PATHS * N)
+
+        of_x0, of_heads = jax.grad(value, (0, 1))(jax.numpy.array(X), jax.numpy.array(START))
+        found = wflow.gradient(X, ou(), heads=START, loss=LOSS, **RUN)
+        assert np.allclose(of_x0, found.x0, rtol=1e-12)
+        assert np.allclose(of_heads, found.initial_heads.sum(axis=0), rtol=1e-12)
+        fixed = wflow.interop.jax(ou(), heads=START, **RUN)
+        (of_x0,) = jax.vjp(fixed, jax.numpy.array(X))[1](2 / (PATHS * N) * (fixed(X) - TARGET))
+        assert np.allclose(of_x0, found.x0, rtol=1e-12)

@@ -6,19 +6,36 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wflow._core.checks import shown
 from wflow._core.errors import InputError
 from wflow._core.extras import required
-from wflow.gradients.adjoint import Trajectory, differentiable_problem
+from wflow.gradients.adjoint import Gradient, Trajectory, differentiable_problem
 from wflow.heads.laws import HeadLaw
 from wflow.heads.process import as_law
 
-__all__ = ["torch"]
+__all__ = ["jax", "torch"]
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _run(law: HeadLaw, arguments: dict[str, Any], x0: Any, heads: Any) -> Trajectory:
+    """Return the run from these tokens, and from these heads unless they are None."""
+    own = {} if heads is None else {"heads": np.asarray(heads, np.float64)}
+    return Trajectory(differentiable_problem(x0, law, **arguments, **own))
+
+
+def _of_heads(found: Gradient, law: HeadLaw) -> NDArray[np.floating]:
+    """Return the derivatives by the initial heads, which all paths share."""
+    if found.initial_heads is None:
+        raise InputError(
+            f"the steps of {type(law).__name__} have no adjoint: there are no derivatives by the "
+            "initial heads of a custom law"
+        )
+    return found.initial_heads.sum(axis=0)
 
 
 def torch(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
@@ -63,12 +80,11 @@ def torch(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
 
         @staticmethod
         def forward(ctx: Any, x0: Any, heads: Any) -> Any:
-            given = dict(arguments)
-            if heads is not None:
-                given["heads"] = heads.detach().cpu().numpy().astype(np.float64)
-            ctx.x0 = x0.detach().cpu().numpy().astype(np.float64)
-            ctx.run = Trajectory(differentiable_problem(ctx.x0, law, **given))
-            ctx.like = x0, heads
+            ctx.x0, start = (
+                None if given is None else given.detach().cpu().numpy().astype(np.float64)
+                for given in (x0, heads)
+            )
+            ctx.run, ctx.like = _run(law, arguments, ctx.x0, start), (x0, heads)
             return lib.from_numpy(ctx.run.tokens).to(x0.device)
 
         @staticmethod
@@ -77,13 +93,8 @@ def torch(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
             cotangents = np.ascontiguousarray(of_tokens.cpu().numpy())
             found = ctx.run.backward(0.0, cotangents, None, ctx.x0)
             of_heads = None
-            if heads is not None and ctx.needs_input_grad[1]:
-                if found.initial_heads is None:
-                    raise InputError(
-                        f"the steps of {type(law).__name__} have no adjoint: initial heads of a "
-                        "custom law have no derivatives"
-                    )
-                of_heads = lib.from_numpy(found.initial_heads.sum(axis=0)).to(heads)
+            if ctx.needs_input_grad[1]:
+                of_heads = lib.from_numpy(_of_heads(found, law)).to(heads)
             return lib.from_numpy(found.x0).to(x0), of_heads
 
     def run(x0: Any, heads: Any = None) -> Any:
@@ -92,4 +103,69 @@ def torch(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
                 raise InputError(f"{name} is {shown(value)}: expected a tensor of torch")
         return Run.apply(x0, heads)
 
+    return run
+
+
+def jax(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
+    """Return a run as a function of arrays, which JAX differentiates and compiles around.
+
+    The run itself is a callback on the host; its derivatives, of reverse mode, compute it again.
+
+    Parameters
+    ----------
+    law : wflow.heads.HeadLaw
+        How the heads move.
+    **arguments
+        Further arguments of `wflow.gradient`, such as t_final, dt and save.
+
+    Returns
+    -------
+    callable
+        Function of initial tokens x0 (n, d) or (paths, n, d), and of initial heads (heads, d, d)
+        if `heads` is not among the arguments. It returns the tokens at the snapshots, (paths,
+        snapshots, n, d) in the precision of x0, and is differentiable by both.
+
+    Raises
+    ------
+    InputError
+        Without JAX; when the function is called, for what `wflow.gradient` does not take. Within
+        the callback JAX raises its own error, with the message.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> run = wflow.interop.jax(wflow.heads.Frozen(), t_final=1.0, dt=0.1)  # doctest: +SKIP
+    >>> jax.grad(lambda x0: run(x0, heads)[0, -1].sum())(x0)  # doctest: +SKIP
+    """
+    lib: Any = required("jax", "bench", "functions of JAX")
+    as_law(law)
+
+    def tokens(x0: Any, heads: Any) -> Any:
+        given = np.asarray(x0, np.float64)
+        return _run(law, arguments, given, heads).tokens.astype(x0.dtype)
+
+    def derivatives(x0: Any, heads: Any, of_tokens: Any) -> Any:
+        given = np.asarray(x0, np.float64)
+        run = _run(law, arguments, given, heads)
+        found = run.backward(0.0, np.asarray(of_tokens, np.float64), None, given)
+        of_heads = None if heads is None else _of_heads(found, law).astype(heads.dtype)
+        return found.x0.astype(x0.dtype), of_heads
+
+    @lib.custom_vjp
+    def run(x0: Any, heads: Any = None) -> Any:
+        # The shape of the result is that of a run from any tokens and heads of these shapes.
+        own = {} if heads is None else {"heads": np.zeros(heads.shape)}
+        problem = differentiable_problem(np.ones(x0.shape), law, **arguments, **own)
+        shape = (problem.paths, len(problem.snapshot_steps), *x0.shape[-2:])
+        result = lib.ShapeDtypeStruct(shape, x0.dtype)
+        return lib.pure_callback(tokens, result, x0, heads, vmap_method="sequential")
+
+    def forward(x0: Any, heads: Any = None) -> Any:
+        return run(x0, heads), (x0, heads)
+
+    def backward(kept: Any, of_tokens: Any) -> Any:
+        like = lib.tree.map(lambda given: lib.ShapeDtypeStruct(given.shape, given.dtype), kept)
+        return lib.pure_callback(derivatives, like, *kept, of_tokens, vmap_method="sequential")
+
+    run.defvjp(forward, backward)
     return run

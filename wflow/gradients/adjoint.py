@@ -66,7 +66,8 @@ class Gradient:
         Derivatives by the initial tokens as they were given; they have no part along a token, which
         is put on the sphere.
     initial_heads : ndarray, shape (paths, heads, d, d), or None
-        Derivatives by the initial heads of each path, through the law. None for custom laws.
+        Derivatives by the initial heads of each path, through the law. None for custom laws and
+        `wflow.heads.CompoundPoisson`.
     initial_values : ndarray, shape (paths, heads, d, d), or None
         Derivatives by the value matrices of (Q, K, V) heads. None for tied heads, and for values
         that the law prescribes.
@@ -314,8 +315,8 @@ class Batch:
 
     Attributes
     ----------
-    plan : the steps
-    places : number of steps before each snapshot
+    steps : their number
+    places : number of steps before a snapshot -> its place
     tokens, heads : at the snapshots, (paths, snapshots, n, d) and (paths, snapshots, heads, d, d)
     """
 
@@ -338,14 +339,19 @@ class Batch:
         self.x0 = np.array(np.broadcast_to(x0, (last - first, *x0.shape[-2:])), order="C")
         self.D0 = self.process.D
         if problem.control is None:
-            self.plan = [Step(k, k * problem.dt, problem.dt) for k in range(problem.steps)]
-            self.places = problem.snapshot_steps.tolist()
+            self._plan, places = None, problem.snapshot_steps.tolist()
         else:
-            self.plan, self.places = self._adaptive_plan(problem.control)
+            self._plan, places = self._adaptive_plan(problem.control)
+        self.steps = problem.steps if self._plan is None else len(self._plan)
+        self.places = {place: at for at, place in enumerate(places)}
         # All stages are kept if they fit, else those of one segment and the states between them.
-        steps = len(self.plan)
+        steps = self.steps
         fit = steps * (last - first) * _step_bytes(problem) <= _BYTES
         self.every = steps if fit else math.isqrt(steps - 1) + 1
+
+    def _at(self, k: int) -> Step:
+        dt = self.problem.dt
+        return Step(k, k * dt, dt) if self._plan is None else self._plan[k]
 
     def forward(self) -> None:
         """Compute the run; keep the states at the start of each segment, and the last segment."""
@@ -353,12 +359,12 @@ class Batch:
         D = self.D0
         self._states: list[tuple[Array, Matrices]] = []
         tokens, heads = {0: x}, {0: D}
-        self._held = (len(self.plan) - 1) // self.every  # the segment whose records are in memory
+        self._held = (self.steps - 1) // self.every  # the segment whose records are in memory
         self._records: list[Record] = []
-        for k, step in enumerate(self.plan):
+        for k in range(self.steps):
             if k % self.every == 0:
                 self._states.append((x, D))
-            record, D = self._step(step, x, D)
+            record, D = self._step(self._at(k), x, D)
             x = record.after
             if k // self.every == self._held:
                 self._records.append(record)
@@ -392,8 +398,9 @@ class Batch:
             if segment != self._held:
                 x, D = self._states[segment]
                 self._held, self._records = segment, []
-                for step in self.plan[segment * self.every : (segment + 1) * self.every]:
-                    record, D = self._step(step, x, D)
+                first = segment * self.every
+                for k in range(first, min(first + self.every, self.steps)):
+                    record, D = self._step(self._at(k), x, D)
                     x = record.after
                     self._records.append(record)
             yield self._records
@@ -501,12 +508,12 @@ class Pullback:
         self.values = None if self.problem.values is None else np.zeros(shape)
         self.heads: Array | None = None
         if every_evaluation:
-            count = len(batch.plan) * self.scheme.stages
+            count = batch.steps * self.scheme.stages
             self.heads = np.zeros((shape[0], count, *shape[1:]))
 
     def run(self, of_tokens: Array, of_heads: Array | None) -> None:
         """Go back to the start, from cotangents at the snapshots (paths, snapshots, ...)."""
-        batch, k = self.batch, len(self.batch.plan)
+        batch, k = self.batch, self.batch.steps
         self._add(k, of_tokens, of_heads)
         for records in batch.segments():
             for record in reversed(records):
@@ -517,11 +524,11 @@ class Pullback:
             self.law.initial(self.D)
 
     def _add(self, k: int, of_tokens: Array, of_heads: Array | None) -> None:
-        for at, place in enumerate(self.batch.places):
-            if place == k:
-                self.x += of_tokens[:, at]
-                if of_heads is not None:
-                    self.D += of_heads[:, at]
+        at = self.batch.places.get(k)
+        if at is not None:
+            self.x = self.x + of_tokens[:, at]
+            if of_heads is not None:
+                self.D = self.D + of_heads[:, at]
 
     def _step(self, k: int, record: Record) -> None:
         """Transpose a step: x and D become the cotangents at its start."""
@@ -617,7 +624,9 @@ class Trajectory:
         step, every = _step_bytes(problem), problem.steps
         if every * step > _BYTES:
             every = math.isqrt(every - 1) + 1
-        most = max(1, _BYTES // (every * step))
+        # What the adjoint of a velocity takes, for each path.
+        own = 8 * problem.heads * problem.x0.shape[-2] * (4 * problem.x0.shape[-1] + 2)
+        most = max(1, _BYTES // max(every * step, own))
         if problem.control is not None:
             most = 1  # paths have steps of their own
         elif problem.compute.batch is not None:

@@ -33,7 +33,7 @@ def _of_heads(found: Gradient, law: HeadLaw) -> NDArray[np.floating]:
     if found.initial_heads is None:
         raise InputError(
             f"the steps of {type(law).__name__} have no adjoint: there are no derivatives by the "
-            "initial heads of a custom law"
+            "initial heads of this law"
         )
     return found.initial_heads.sum(axis=0)
 

@@ -258,6 +258,9 @@ def test_derivatives_that_grow_without_bound_are_warned_of():
     ("given", "words"),
     [
         ({"loss": 3.0}, "loss"),
+        ({"loss": wflow.losses.Energy}, "loss"),
+        ({"loss": lambda x: (np.nan, x)}, "value of the loss"),
+        ({"t_final": 1e9, "dt": 1e-3}, "memory"),
         ({"loss": lambda x: 1.0}, "value, derivatives"),
         ({"loss": lambda x: (1.0, x[0])}, "shape"),
         ({"loss": lambda x: (x, x)}, "expected a number"),

@@ -213,7 +213,7 @@ def gradient(
         x0, law, heads=heads, t_final=t_final, dt=dt, paths=paths, seed=seed, flow=flow,
         direction=direction, scheme=scheme, kappa=kappa, causal=causal, save=save, compute=compute,
     )  # fmt: skip
-    if not callable(loss):
+    if not callable(loss) or isinstance(loss, type):
         raise InputError(
             f"loss is {shown(loss)}: expected a function of tokens (paths, snapshots, n, d) that "
             "returns (value, derivatives), or one of wflow.losses"
@@ -266,7 +266,7 @@ def _lost(loss: Callable[[Array], Any], tokens: Array) -> tuple[float, Array]:
             f"the tokens, of shape {tokens.shape}); for a function of torch or JAX see "
             "wflow.interop"
         )
-    value = reals(found[0], "the value of the loss", finite=False)
+    value = reals(found[0], "the value of the loss")
     if value.ndim:
         raise InputError(f"the value of the loss has shape {value.shape}: expected a number")
     of_tokens = reals(found[1], "the derivatives of the loss")
@@ -620,6 +620,7 @@ class Trajectory:
     """
 
     def __init__(self, problem: Problem, every_evaluation: bool = False) -> None:
+        problem.check_size(in_memory=True)  # what `wflow.solve` refuses, too
         self.problem, self.every_evaluation = problem, every_evaluation
         step, every = _step_bytes(problem), problem.steps
         if every * step > _BYTES:
@@ -668,7 +669,8 @@ class Trajectory:
         given = np.asarray(x0, np.float64)
         if given.ndim == 2:
             x = _added(x)
-        x = project_unchecked(problem.x0, x) / _norms(given)
+        largest = np.abs(given).max(axis=-1, keepdims=True)  # squares may leave the range
+        x = project_unchecked(problem.x0, x) / _norms(given / largest) / largest
         law: dict[str, Any] = {}
         if ways[0].law is not None:
             for name in ways[0].law.sums:

@@ -1,6 +1,7 @@
 """Derivatives of runs: what a loss of the tokens depends on.
 
 `adjoint` has `wflow.gradient`, the discrete adjoint of `wflow.solve`; `laws` the adjoints of the
-head laws, `losses` the losses that come with their derivatives. It imports the packages from
-`_core` to `transport`; `meanfield` and the packages after it may import it. Start with `adjoint`.
+head laws, `losses` the losses that come with their derivatives, `interop` runs as functions of
+torch and JAX. It imports the packages from `_core` to `transport`; `meanfield` and the packages
+after it may import it. Start with `adjoint`.
 """

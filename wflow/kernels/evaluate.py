@@ -1,7 +1,8 @@
 """Sums over all pairs of tokens: exactly or by series, by Numba or by torch.
 
-`evaluate` gives velocities and energy terms of clouds, `energy_laplacian` what the diffusion of the
-tokens does to the energy, `head_sums` the sums of each head at any targets over weighted sources.
+`evaluate` gives velocities and energy terms of clouds, `velocity_adjoint` the cotangents of tokens
+and heads from those of velocities, `energy_laplacian` what the diffusion of the tokens does to the
+energy, `head_sums` the sums of each head at any targets over weighted sources.
 """
 
 from collections.abc import Callable, Collection

@@ -29,7 +29,7 @@ from wflow.particles.integrate import ParticleRun
 from wflow.particles.problem import Problem
 from wflow.runs import digests, disk, read
 from wflow.runs.disk import InUse, disk_error
-from wflow.runs.driver import IfExists, State, create, integrate_into, unlike
+from wflow.runs.driver import IfExists, State, changed_settings, create, integrate_into
 from wflow.runs.read import (
     differences,
     has_checkpoint,
@@ -198,7 +198,7 @@ class Run:
 
     def _check_finished(self) -> None:
         """Raise RunFileError where the finished run is another one."""
-        if changed := unlike(self.out, self.config):
+        if changed := changed_settings(self.out, self.config):
             raise RunFileError(
                 f"{self.out} holds another finished run (differs in {', '.join(changed)}); choose "
                 "another output or overwrite it (--overwrite); without workers, --resume extends it"

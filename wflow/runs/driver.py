@@ -212,7 +212,7 @@ def integrate(
     save: Callable[[State], None] | None = None,
     stopping: Callable[[], bool] = lambda: False,
     tick: Callable[[int], None] = lambda steps: None,
-    former: "Former | None" = None,
+    extended: "ExtendedRun | None" = None,
 ) -> bool:
     """Compute all paths, group by group, from the start or from a saved state.
 
@@ -222,7 +222,7 @@ def integrate(
         records up to there are in the store
     stopping : called after every step; True ends the integration after saving
     tick : called with the number of steps that were done
-    former : the finished run that this one extends
+    extended : the finished run that this one extends
 
     Returns
     -------
@@ -247,9 +247,9 @@ def integrate(
             step = first_step
             paths.lost[:] = state.pop("lost")
             solver.restore(state)
-        elif former is not None:
-            step = former.step(run.layout.marks["time"], plan.steps)
-            found = former.group(store, run.layout, first, last, last == plan.paths)
+        elif extended is not None:
+            step = extended.step(run.layout.marks["time"], plan.steps)
+            found = extended.group(store, run.layout, first, last, last == plan.paths)
             paths.lost[:] = found.pop("lost")
             solver.restore(found)
             tick(step)
@@ -416,7 +416,7 @@ def integrate_into(writer: RunWriter, problem: Runnable, state: State | None, **
     -------
     whether the run is complete
     """
-    former = Former(writer.path, writer.extends) if writer.extends else None
+    extended = ExtendedRun(writer.path, writer.extends) if writer.extends else None
     done, tick = 0, how.pop("tick", lambda steps: None)
 
     def count(steps: int) -> None:
@@ -425,13 +425,13 @@ def integrate_into(writer: RunWriter, problem: Runnable, state: State | None, **
         tick(steps)
 
     try:
-        complete = integrate(problem, writer, state=state, former=former, tick=count, **how)
+        complete = integrate(problem, writer, state=state, extended=extended, tick=count, **how)
         if complete:
             writer.finish()
         else:
             writer.abandon()
     except (BlowUpError, InputError) as error:
-        begun = state is not None or former is not None or done or getattr(error, "time", 0)
+        begun = state is not None or extended is not None or done or getattr(error, "time", 0)
         if begun:
             writer.abandon()
         else:
@@ -441,8 +441,8 @@ def integrate_into(writer: RunWriter, problem: Runnable, state: State | None, **
         writer.abandon()
         raise
     finally:
-        if former is not None:
-            former.close()
+        if extended is not None:
+            extended.close()
     return complete
 
 
@@ -468,7 +468,7 @@ def open_writer(
     extends = {}
     if if_exists == "resume" and (status := run_status(out)) != "absent":
         check_comparable(config)
-        if status == "partial" and out.exists() and not unlike(out, config):
+        if status == "partial" and out.exists() and not changed_settings(out, config):
             return None  # an extension of it was interrupted, and is not requested
         if status == "partial" and not fresh:
             return RunWriter.resume(out, config_text(config), progress=progress)
@@ -481,7 +481,7 @@ def open_writer(
     return create(out, problem, attrs, overwrite=if_exists == "overwrite"), None
 
 
-def unlike(out: Path, config: Mapping[str, Any]) -> list[str]:
+def changed_settings(out: Path, config: Mapping[str, Any]) -> list[str]:
     """List the settings in which the finished run in `out` differs from a configuration."""
     with open_hdf5(out) as file:
         held = json.loads(read.read_attrs(file, out)["config"])
@@ -521,7 +521,7 @@ def _extension(out: Path, config: Mapping[str, Any], problem: Runnable) -> dict[
         attrs, history = read.read_attrs(file, out), read.history_of(file)
         held = json.loads(attrs["config"])
         differ = differences(held, config)
-        reason = Former.missing(file, problem.layout()) if differ else ""
+        reason = ExtendedRun.missing(file, problem.layout()) if differ else ""
     if not differ:
         return {}
     asked, done = (settings.get("t_final", settings.get("steps")) for settings in (config, held))
@@ -541,7 +541,7 @@ def _extension(out: Path, config: Mapping[str, Any], problem: Runnable) -> dict[
     return {"extends": attrs["created"], "history": lines}
 
 
-class Former:
+class ExtendedRun:
     """A finished run that is extended: its records and its final state.
 
     Parameters

@@ -359,7 +359,7 @@ def report(flags: EdiDefect, table: "study.Dataset") -> str:
         for name, title in titles.items():
             values = table[f"ou_{name}"].sel(heads=heads).isel(ou_step=k).values
             known = abs(values.mean()) > 1e-12
-            row[title] = study.mean_text(values, ".4f", ".4f") if known else "0"
+            row[title] = study.mean_text(values) if known else "0"
         noisy.append(row)
     return "\n\n".join((
         f"Frozen heads, T = {flags.t_final:g}:",

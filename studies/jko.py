@@ -291,7 +291,7 @@ def report(flags: Jko, table: "study.Dataset", laws: Laws) -> str:
             at = part["distance"].sel(flow=flow)
             row = {"minimizing movements": case.name, "explicit run": flow}
             for tau in flags.taus:
-                row[f"tau {tau:g}"] = study.mean_text(at.sel(tau=tau).values, ".5f", ".5f")
+                row[f"tau {tau:g}"] = study.mean_text(at.sel(tau=tau).values)
             distances.append(row | {"slope": study.slope_text(laws[case.name, flow])})
         steps = int(part["steps"].sum())
         work.append({

@@ -335,7 +335,7 @@ def report(flags: MeanFieldEquation, table: "study.Dataset") -> str:
         columns["W_2"] = [
             ""
             if np.isnan(row).any()
-            else study.mean_text(row, ".3g")
+            else study.mean_text(row)
             + ("" if np.array_equal(row, least) else f", at least {least.mean():.3g}")
             for row, least in zip(w2, lower, strict=True)
         ] + ["", f"{float(part['w2_cells']):.3g}", study.slope_text(fit(table, d, "w2"), ".2f")]

@@ -522,7 +522,7 @@ def report(flags: Metastability, table: "study.Dataset") -> str:
             "beta": f"{beta:g}", "in one cluster": f"{met.sum()} of {met.size}",
             "median time": short(float(np.median(np.where(met, one, np.inf)))),
             "longest": short(float(one[met].max())) if met.any() else "",
-            "angle of the last pair": study.mean_text(part["angle"].values[known], ".3g")
+            "angle of the last pair": study.mean_text(part["angle"].values[known])
             if known.sum() > 1 else "",
             "time by its law over time": f"{np.median(ratio[known]):.3f}, "
             f"{ratio[known].min():.3f} to {ratio[known].max():.3f}" if known.any() else "",

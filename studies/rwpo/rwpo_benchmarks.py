@@ -406,7 +406,7 @@ def closer(
     )
     if "confirmed" in verdicts and set(verdicts) != {"confirmed"}:
         overall = "confirmed in part"
-    what = f"sliced $W_2$ of {base} over its own" if ratio else f"NLL of {base} less its own"
+    what = f"sliced W_2 of {base} over its own" if ratio else f"NLL of {base} less its own"
     return Finding(statement, source, f"{what}: all targets {text}; {'; '.join(texts)}", overall)
 
 

@@ -375,4 +375,4 @@ def test_a_preset_is_the_default_of_other_flags(words, sizes, arcs, monkeypatch)
 
 
 def test_a_mean_is_shown_with_its_standard_error() -> None:
-    assert study.mean_text([1.0, 2.0, 3.0], ".2f", ".2f") == "2.00 ± 0.58"
+    assert study.mean_text([1.0, 2.0, 3.0]) == "2.0 ± 0.6"

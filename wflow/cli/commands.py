@@ -90,7 +90,7 @@ class ReportPage:
     )
     """The page to write."""
     light: bool = False
-    """Write a static page, as a rule below 500 kB, in the place of the one with a player."""
+    """Write a static page, as a rule below 500 kB: RUN_light.html or report_light.html."""
 
     def __call__(self) -> int:
         from wflow.study.report import write

@@ -79,6 +79,8 @@ def check_name(name: str) -> None:
         That names the study that was probably meant.
     """
     every = "`wflow study list` names all"
+    if name == "list":
+        raise InputError("`wflow study list` takes no flags")
     if not name or name.startswith("-"):
         raise InputError(f"expected the name of a study before its flags: {every}")
     if name not in names():

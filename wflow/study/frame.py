@@ -27,6 +27,7 @@ from wflow._core.processes import check_main_guard
 from wflow._core.progress import Advance, progress
 from wflow._core.reprs import ShortResult
 from wflow._core.signals import signals_as_errors, signals_held
+from wflow.analysis.description import with_error
 from wflow.analysis.fits import mean_and_error
 from wflow.distributed.client import (
     check_workers,
@@ -312,17 +313,16 @@ def slope_text(fit: PowerLaw | None, style: str = ".3f", *, root: bool = False) 
     return f"{scale * fit.exponent:{style}}" + (interval if np.isfinite(low) else "")
 
 
-def mean_text(samples: ArrayLike, style: str = ".4g", error_style: str = ".1g") -> str:
+def mean_text(samples: ArrayLike) -> str:
     """Write the mean ± standard error of independent samples, for a cell of a table.
+
+    The error has one digit, two where it begins with 1, and the mean has the digits that it leaves;
+    a mean without an error has four.
 
     Parameters
     ----------
     samples : array_like, shape (N,)
         Real samples.
-    style : str, default ".4g"
-        Format of the mean.
-    error_style : str, default ".1g"
-        Format of the error.
 
     Returns
     -------
@@ -337,11 +337,11 @@ def mean_text(samples: ArrayLike, style: str = ".4g", error_style: str = ".1g") 
     Examples
     --------
     >>> from wflow import study
-    >>> study.mean_text([1.0, 3.0])
-    '2 ± 1'
+    >>> study.mean_text([1.02, 3.01])
+    '2.0 ± 1.0'
     """
     mean, error = mean_and_error(samples, finite=False)
-    return f"{float(mean):{style}} ± {float(error):{error_style}}"
+    return with_error(float(mean), float(error))
 
 
 class Session:
@@ -561,7 +561,7 @@ def _after_signal(flags: OutputFlags) -> str:
         return "ended the study before it wrote anything"
     instead = " in the place of --overwrite" if flags.overwrite else ""
     return (
-        f"ended the study; what was computed is kept in {flags.out}: give the same command with "
+        f"ended the study; finished runs are kept in {flags.out}: give the same command with "
         f"--resume{instead} to continue"
     )
 

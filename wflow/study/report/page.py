@@ -72,8 +72,8 @@ def write(
         Run file, ``.partial`` of an unfinished run, folder of a study, or a run in memory.
     out : path_like, optional
         The page, ``*.html``. Default: ``report.html`` in the folder, ``RUN.html`` beside the run
-        file, and ``report.html`` in the current folder for a run in memory. An earlier report is
-        replaced.
+        file, and ``report.html`` in the current folder for a run in memory; ``*_light.html`` for
+        a light one. An earlier report is replaced.
     light : bool, default False
         Write a static page of less than 500 kB, with small figures and without a player. Of a study
         it has three runs at most.
@@ -124,6 +124,8 @@ def write(
             known = section.name.endswith((".h5", ".hdf5", ".nc"))  # dt0.01 must not become dt0
             stem = Path(section.name).stem if known else section.name
             place, page = path.with_name(f"{stem}.html"), _page_of_run(section)
+    if light:  # beside the whole page
+        place = place.with_name(f"{place.stem}_light.html")
     if out is not None:
         place = path_of(out, "out")
         if place.suffix != ".html" or place.is_dir():

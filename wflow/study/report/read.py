@@ -468,7 +468,7 @@ class DrawnTokens:
         whose = f"Tokens of path {int(ds['snapshot_path'][0])}"
         whose = "Means of the tokens over the paths" if means else whose
         number = f"all {n:,}" if drawn == n else f"{drawn:,} of the {n:,}"
-        caption = f"{whose}: {number} tokens at {len(times)} of the {frames} recorded times."
+        caption = f"{whose}: {number} tokens at {len(times)} of the {frames} snapshots."
         points = unit
         if d > 3:
             axes, shares = principal_axes(unit.reshape(-1, d), 3)

@@ -586,6 +586,8 @@ def as_plain(result: Any) -> Any:
         return result.drop_attrs().assign_attrs(kept).to_dict()
     if isinstance(result, HeadLaw):
         return heads.law_config(result)
+    if hasattr(result, "film"):  # the explorer, where anywidget is installed
+        return result.film
     if isinstance(result, stationary.State):
         return [result.density, result.kappa]
     if hasattr(result, "centres") and not hasattr(result, "coords"):  # meshes, modes and nodes

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from notebooks import executed
 import wflow
 
 HERE = Path(wflow.__file__).parent / "study"
+MODULE = importlib.import_module("wflow.study.explore")
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>explorer</title>
 <meta name="viewport" content="width=device-width"><link rel="stylesheet" href="{0}/explore.css">
 <style>body {{ margin: 1rem }} [data-theme=dark] body {{ background: #111 }}</style><div></div>
@@ -109,7 +111,7 @@ def test_the_code_of_the_page_runs_and_is_what_the_widget_shows(shown):
         )
         found: dict[str, Any] = {}
         exec(code, found)
-        run = importlib.import_module("wflow.study.explore")._run(**settings)
+        run = MODULE._run(**settings)
         assert np.array_equal(found["run"].energy, run.energy)
         assert found["run"].sizes["head"] == (1 if law == "equal" else 3)
 
@@ -158,6 +160,7 @@ def test_nothing_is_cut_and_motion_is_reduced_where_it_is_asked(shown, page, wid
     assert frame(shown) == 0
     root = "const r = document.documentElement; return [r.scrollWidth, r.clientWidth]"
     assert len(set(shown.execute_script(root))) == 1
+    shown.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 # In a notebook
@@ -165,10 +168,40 @@ def test_nothing_is_cut_and_motion_is_reduced_where_it_is_asked(shown, page, wid
 
 
 def test_without_anywidget_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(importlib.import_module("sys").modules, "anywidget", None)
-    importlib.import_module("wflow.study.explore")._explorer.cache_clear()
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    MODULE._explorer.cache_clear()
     with pytest.raises(wflow.InputError, match=r"wflow-transformers\[explore\]"):
         wflow.explore()
+
+
+def test_the_page_of_a_notebook_shows_the_film_and_asks_for_others(shown, page):
+    shown.get(page)
+    settings = shown.execute_script("return wflowExplore.local(arguments[0]).settings", SMALL)
+    run = MODULE._run(**settings)
+    film = {
+        key: list(value) if isinstance(value, bytes) else value
+        for key, value in MODULE._film(run).items()
+    }
+    shown.execute_async_script(
+        """const [script, settings, film, done] = arguments, el = document.querySelector("div");
+        for (const key of ["times", "energy", "points"])
+          film[key] = new DataView(Uint8Array.from(film[key]).buffer);
+        window.model = { settings, film: { settings, ...film }, get(key) { return this[key]; },
+          set(key, value) { this[key] = value; }, save_changes() { this.asked = this.settings; },
+          on(name, f) { this.changed = f; }, off() {} };
+        const blob = new Blob([script], { type: "text/javascript" });
+        import(URL.createObjectURL(blob)).then((module) => {
+          el.replaceChildren(); module.default.render({ model, el }); done(); });""",
+        MODULE._module(), settings, film,
+    )  # fmt: skip
+    waited(shown, 2.5)
+    energy = shown.find_element("css selector", ".side > output").text
+    assert energy.endswith(f"energy {run.energy[0, -1].item():#.6g}")
+    moved(shown, "d", 5)
+    waited(shown, 0.5)
+    assert shown.execute_script("return model.asked") == {**settings, "d": 5}
+    shown.execute_script("model.film = { error: 'too large' }; model.changed()")
+    assert shown.find_element("css selector", ".problem").text == "too large"
 
 
 def test_another_setting_gives_another_run(shown):

@@ -143,14 +143,10 @@ def _explorer() -> type:
     """
     anywidget = required("anywidget", "explore", "explorers in a notebook")
     traitlets = required("traitlets", "explore", "explorers in a notebook")
-    script, drawing, style = (
-        Path(__file__).with_name(name).read_text("utf-8")
-        for name in ("explore.js", "globe.js", "explore.css")
-    )
 
     class Explorer(anywidget.AnyWidget):  # type: ignore[misc, name-defined]
-        _esm = f"{drawing}{script}export default {{ render: wflowExplore.render }};\n"
-        _css = style
+        _esm = _module()
+        _css = _file("explore.css")
         settings = traitlets.Dict().tag(sync=True)
         film = traitlets.Dict().tag(sync=True)
 
@@ -170,6 +166,16 @@ def _explorer() -> type:
             self.film = {"settings": settings, **_film(self.run)}
 
     return Explorer
+
+
+def _module() -> str:
+    """Return the page as a module of JavaScript, in the form of anywidget."""
+    exported = "export default { render: wflowExplore.render };\n"
+    return _file("globe.js") + _file("explore.js") + exported
+
+
+def _file(name: str) -> str:
+    return Path(__file__).with_name(name).read_text("utf-8")
 
 
 def _run(

@@ -21,6 +21,7 @@ _HOMES = {
     "open": ("wflow.runs.read", "open_run"),
     "verify": ("wflow.analysis.verify", "verify"),
     "report": ("wflow.study.report", "write"),
+    "explore": ("wflow.study.explore", "explore"),
     "open_study": ("wflow.runs.studies", "open_study"),
     "energy": ("wflow.attention.cloud", "energy"),
     "mobility": ("wflow.attention.cloud", "mobility"),
@@ -58,7 +59,8 @@ _MODULES = {
 # Those that make or open Datasets give these their accessor, `ds.wflow`, which loads xarray.
 _ACCESSOR = "wflow.plots.accessor"
 _OF_DATASETS = (
-    "solve", "rerun", "open", "open_study", "distributed", "meanfield", "sampling", "jko",
+    "solve", "rerun", "open", "open_study", "explore", "distributed", "meanfield", "sampling",
+    "jko",
 )  # fmt: skip
 
 __all__ = [*sorted(_HOMES), *sorted(_MODULES)]
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
     from wflow.runs.read import open_run as open
     from wflow.runs.studies import open_study
     from wflow.sphere import tokens
+    from wflow.study.explore import explore
     from wflow.study.report import write as report
     from wflow.transport import jko, metric
 

@@ -184,6 +184,7 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
     add("", "open", path=file)
     add("", "open_study", folder=study_in(folder))
     add("", "report", source=file, out=str(folder / "report.html"))
+    add("", "explore", n=5, heads=2, steps=4)
     add("", "verify", path=file, tolerance=1e-3)
     add("", "energy, velocity, upper_gradient_sq, dissipation, edi_defect, mobility, "
         "effective_mobility", x=X, D=D)
@@ -585,6 +586,8 @@ def as_plain(result: Any) -> Any:
         return result.drop_attrs().assign_attrs(kept).to_dict()
     if isinstance(result, HeadLaw):
         return heads.law_config(result)
+    if hasattr(result, "film"):  # the explorer, where anywidget is installed
+        return result.film
     if isinstance(result, stationary.State):
         return [result.density, result.kappa]
     if hasattr(result, "centres") and not hasattr(result, "coords"):  # meshes, modes and nodes

@@ -1,8 +1,8 @@
 """One HTML page of what `read` gives, which opens from disk and asks no network.
 
-The template is `page.html`, with `page.css` and `page.js`, beside this module. Everything that
-comes from a file is text for the page and never markup, and the policy of the page admits no script
-but the two that this module puts into it, by their digests.
+The template is `page.html`, with `page.css` and `page.js`, beside this module, and `globe.js` above
+it. Everything that comes from a file is text for the page and never markup, and the policy of the
+page admits no script but the two that this module puts into it, by their digests.
 """
 
 from __future__ import annotations
@@ -172,6 +172,7 @@ class Page:
         style, script, frame = (
             (folder / f"page.{kind}").read_text("utf-8") for kind in ("css", "js", "html")
         )
+        script = (folder.parent / "globe.js").read_text("utf-8") + script
         plots = "" if light else _plot_library()
         body, scripts = self.body, ""
         if not plots and not light:

@@ -363,6 +363,7 @@ def _cloud_figure(cloud: DrawnTokens, name: str) -> str:
     last = len(cloud.times) - 1
     caption = escaped(cloud.caption)
     start = f"t = {time_texts(cloud.times)[0]}"
+    few = f"<p>{MAX_PANELS} of the snapshots are drawn.</p>" if last >= MAX_PANELS else ""
     turn = (
         '<label class="check"><input type="checkbox" class="turn"> turn</label>'
         "<p>Drag the sphere, or use the arrow keys on it.</p>"
@@ -376,7 +377,7 @@ def _cloud_figure(cloud: DrawnTokens, name: str) -> str:
         '<label>colour <select class="tint"><option value="depth">depth</option>'
         '<option value="start">place at the first time</option></select></label>'
         f"{turn if cloud.points.shape[2] == 3 else ''}</div></div>"
-        f'<div class="static">{_cloud_svg(cloud)}</div><figcaption>{caption}</figcaption></figure>'
+        f'<div class="static">{_cloud_svg(cloud)}{few}</div><figcaption>{caption}</figcaption></figure>'
     )
 
 

@@ -51,6 +51,7 @@ SERIES = ("energy", "dissipation", "weight_power")
 class MeanFieldEquation(study.Flags):
     """Flags of this study."""
 
+    durations: ClassVar = {"smoke": "seconds", "cpu": "about half an hour", "paper": "many hours"}
     presets: ClassVar = {
         "smoke": {
             "n": (8, 16, 32), "w2_circle": 16, "w2_sphere": 32, "arcs": 32, "cells": 42,
@@ -62,8 +63,7 @@ class MeanFieldEquation(study.Flags):
         },
     }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, whose findings mean nothing; cpu: about half an hour; paper: many hours. A
-    preset is the default of the flags below."""
+    """Defaults of the flags below. The findings of smoke mean nothing."""
     d: Meshed = (2, 3)
     """Dimensions: 2 for the circle, 3 for the sphere."""
     n: Sizes = (100, 300, 1000, 3000, 10000, 100000, 1000000)

@@ -63,6 +63,11 @@ Betas = Annotated[
 class Metastability(study.Flags):
     """Flags of this study."""
 
+    durations: ClassVar = {
+        "smoke": "seconds",
+        "cpu": "three quarters of an hour",
+        "paper": "many hours",
+    }
     presets: ClassVar = {
         "smoke": {
             "betas": (2.0, 2.5, 3.0), "pair_n": 4, "start_betas": (1.0, 1.5, 2.0), "n": 6,
@@ -76,8 +81,7 @@ class Metastability(study.Flags):
         },
     }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, whose findings mean nothing; cpu: three quarters of an hour; paper: many
-    hours. A preset is the default of the flags below."""
+    """Defaults of the flags below. The findings of smoke mean nothing."""
     angle: study.Angle = 2.0
     """Angle between the two clusters of a pair, in radians."""
     betas: Betas = (3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)

@@ -59,6 +59,7 @@ Resolved = Annotated[float, study.Checked(_resolved)]
 class PhaseTransition(study.Flags):
     """Flags of this study."""
 
+    durations: ClassVar = {"smoke": "seconds", "cpu": "about 40 minutes", "paper": "many hours"}
     presets: ClassVar = {
         "smoke": {
             "n": 60, "paths": 2, "t_final": 5.0, "dt": 0.05, "nodes": 32, "step": 0.3, "cells": 42,
@@ -70,8 +71,7 @@ class PhaseTransition(study.Flags):
         },
     }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, whose findings mean nothing; cpu: about 40 minutes; paper: many hours. A
-    preset is the default of the flags below."""
+    """Defaults of the flags below. The findings of smoke mean nothing."""
     d: Annotated[study.Dimension, study.Checked(partial(whole, most=20))] = 3
     """Dimension: tokens live on the sphere S^(d-1); the equation is solved for 2 and 3."""
     beta: Resolved = 4.0

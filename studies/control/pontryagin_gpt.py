@@ -89,6 +89,7 @@ SWEPT = {
 class PontryaginGpt(networks.NetFlags):
     """Flags of this study."""
 
+    durations: ClassVar = {"smoke": "seconds", "cpu": "minutes a model on two cores"}
     presets: ClassVar = {
         "paper": {},
         # An epoch. Iterations of MSA take some thirty times as long as those of Adam.

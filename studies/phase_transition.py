@@ -336,12 +336,12 @@ def of_branches(shapes: "study.Dataset") -> list[Finding]:
         "branches leave the uniform law with the curvature of the amplitude equation", THEORY,
         f"difference at most {error.max():.2g} over {error.size} branches", error.ravel() < BEND,
     )  # fmt: skip
-    jumps = shapes["fold"].values > 1 + 1e-9
+    jumps, betas = shapes["fold"].values > 1 + 1e-9, shapes["beta"].values
     second = Finding.decided(
         "a branch has a fold above the critical diffusion exactly where the cubic coefficient is "
         "negative", THEORY,
         "; ".join(
-            f"{flow}: folds for beta = {', '.join(f'{b:g}' for b in shapes['beta'].values[row])}"
+            f"{flow}: folds for $\\beta = {', '.join(map('{:g}'.format, betas[row]))}$"
             if row.any()
             else f"{flow}: no folds"
             for flow, row in zip(FLOWS, jumps, strict=True)
@@ -349,9 +349,9 @@ def of_branches(shapes: "study.Dataset") -> list[Finding]:
     )  # fmt: skip
     softmax = shapes["cubic"].sel(flow="softmax").values
     third = Finding.decided(
-        "with the softmax the transition of one head is continuous, for beta = "
-        f"{', '.join(f'{b:g}' for b in shapes['beta'].values)}: a positive cubic coefficient, and "
-        "no fold", "question of this study",
+        r"with the softmax the transition of one head is continuous, for $\beta = "
+        f"{', '.join(map('{:g}'.format, betas))}$: the cubic coefficient is positive, and there "
+        "is no fold", "question of this study",
         f"cubic coefficients {softmax.min():.4f} to {softmax.max():.4f}, folds at most "
         f"{shapes['fold'].sel(flow='softmax').values.max():.6f} of the critical diffusion",
         (softmax > 0) & ~jumps[FLOWS.index("softmax")],
@@ -386,8 +386,8 @@ def of_runs(flags: PhaseTransition, table: "study.Dataset") -> list[Finding]:
     apart = np.abs(order[:, 1] - order[:, 0]).max(axis=1)
     expected = np.nanmax(np.abs(theory[:, 1] - theory[:, 0]), axis=1)
     third = Finding.decided(
-        "the state of particles depends on their start for the flows whose branches do at the same "
-        "beta, only",
+        "the state of particles depends on their start only for the flows whose branches do at the "
+        r"same $\beta$",
         "question of this study",
         "; ".join(
             f"{flow}: starts end up to {a:.2f} apart (branches {e:.2f})"

@@ -51,6 +51,7 @@ RECORDS = 200  # times at which the budget is recorded
 class DecayEquation(study.Flags):
     """Flags of this study."""
 
+    durations: ClassVar = {"smoke": "seconds", "cpu": "about an hour", "paper": "many hours"}
     presets: ClassVar = {
         "smoke": {
             "heads": (1, 4), "n": (6, 12), "points": 40, "arcs": 16, "cells": 42, "paths": 2,
@@ -63,8 +64,7 @@ class DecayEquation(study.Flags):
         },
     }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, whose findings mean nothing; cpu: about an hour; paper: many hours. A
-    preset is the default of the flags below."""
+    """Defaults of the flags below. The findings of smoke mean nothing."""
     d: Meshed = (2, 3)
     """Dimensions: 2 for the circle, 3 for the sphere."""
     heads: study.Compared[study.Count] = (1, 2, 4, 8, 16, 32)

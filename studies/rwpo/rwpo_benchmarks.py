@@ -75,6 +75,7 @@ class RwpoBenchmarks(FlowFlags):
     """Flags of this study."""
 
     indifferent: ClassVar[frozenset[str]] = frozenset({"targets"})
+    durations: ClassVar = {"smoke": "seconds", "cpu": "minutes a model on two cores"}
     presets: ClassVar = {
         "paper": {"variants": NEAR},
         "cpu": {

@@ -44,6 +44,7 @@ SMOOTH = sampling.separable(lambda z: np.logaddexp(z, -z), np.tanh)  # log(2 cos
 class RwpoOperator(study.OutputFlags):
     """Flags of this study."""
 
+    durations: ClassVar = {"smoke": "seconds", "cpu": "two minutes"}
     presets: ClassVar = {
         "smoke": {"cells": 400, "steps": 200, "particles": 200, "tokens": 128, "paths": 400},
         "cpu": {},
@@ -52,7 +53,7 @@ class RwpoOperator(study.OutputFlags):
         },
     }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, coarse grids, whose findings mean nothing; cpu: two minutes; paper: finer."""
+    """Defaults of the flags below. The findings of smoke mean nothing."""
     only: tuple[str, ...] = ()
     """Parts to compute, by name."""
     cells: Annotated[int, study.Checked(partial(whole, least=80))] = 1600

@@ -57,6 +57,7 @@ Budgets = Annotated[
 class RwpoSampler(study.OutputFlags):
     """Flags of this study."""
 
+    durations: ClassVar = {"smoke": "seconds", "cpu": "ten minutes", "paper": "an hour or two"}
     presets: ClassVar = {
         "smoke": {
             "tokens": 60, "steps": (0.2, 0.1), "budgets": (5, 10, 20), "dims": (2, 3),
@@ -69,7 +70,7 @@ class RwpoSampler(study.OutputFlags):
         },
     }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, whose findings mean nothing; cpu: ten minutes; paper: an hour or two."""
+    """Defaults of the flags below. The findings of smoke mean nothing."""
     targets: tuple[Literal["laplace", "mixture", "lasso"], ...] = ("laplace", "mixture", "lasso")
     """Targets of the comparison of samplers."""
     tokens: study.Count = 1000

@@ -528,8 +528,9 @@ def _checks_html(section: Section) -> str:
     verdict = escaped(section.verdict().partition(";")[0])
     return (
         f"<p>{verdict}{which}</p>"
+        f"<details{' open' if 'fail' in verdict else ''}><summary>All checks</summary>"
         f'<div class="scroll"><table class="checks"><thead><tr>{head}</tr></thead><tbody>'
-        f"{''.join(rows)}</tbody></table></div>"
+        f"{''.join(rows)}</tbody></table></div></details>"
     )
 
 

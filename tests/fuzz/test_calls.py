@@ -185,6 +185,7 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
     add("", "open_study", folder=study_in(folder))
     add("", "report", source=file, out=str(folder / "report.html"))
     add("", "verify", path=file, tolerance=1e-3)
+    add("", "compare", a=file, b=run, tolerance=1e-3, w2=True)
     add("", "energy, velocity, upper_gradient_sq, dissipation, edi_defect, mobility, "
         "effective_mobility", x=X, D=D)
 

@@ -48,6 +48,9 @@ ConfigFile = Annotated[Path, _path("FILE", "the name of a configuration, such as
 NewRun = Annotated[Path, _path("FILE.h5", "the name of a run file to write, such as run.h5")]
 """Type of a flag that names a run file to write; an empty name is refused."""
 
+Drawing = Annotated[Path, _path("FILE.png", "the name of a figure to write, such as figure.png")]
+"""Type of a flag that names a figure to write; an empty name is refused."""
+
 RunOrFolder = Annotated[Path, _path("FILE|DIR", "the name of a run file or of a study's folder")]
 """Type of an argument that names a run file or the folder of a study; an empty name is refused."""
 

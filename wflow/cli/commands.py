@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -15,6 +16,7 @@ import tyro
 
 from wflow._core.command_line import (
     ConfigFile,
+    Drawing,
     Folder,
     NewRun,
     Page,
@@ -135,6 +137,38 @@ class Verify:
 
 
 @dataclass(frozen=True)
+class Compare:
+    """Compare two run files (exit status 0 for the same numbers, 1 for different ones)."""
+
+    first: Annotated[tyro.conf.Positional[RunFile], tyro.conf.arg(name="a")]
+    """Run file, or the .partial of an unfinished run."""
+    second: Annotated[tyro.conf.Positional[RunFile], tyro.conf.arg(name="b")]
+    """The other run file."""
+    tolerance: float = 0.0
+    """Largest relative difference that counts as none; with 0 only equal values are the same."""
+    figure: Annotated[Drawing | None, shown_as("FILE.png", "none")] = None
+    """Figure to draw, .png or .pdf: both runs, and W2 along time."""
+
+    def __call__(self) -> int:
+        from wflow.plots.comparison import compare
+        from wflow.plots.figure import draw
+        from wflow.runs.results import replace_files
+
+        drawn = self.figure
+        if drawn is not None and drawn.suffix not in (".png", ".pdf"):
+            raise InputError(f"--figure {drawn}: expected a name that ends in .png or .pdf")
+        if drawn is not None and not drawn.parent.is_dir():
+            raise InputError(f"--figure {drawn}: there is no folder {drawn.parent}")
+        found = compare(self.first, self.second, tolerance=self.tolerance)
+        print(found)
+        if drawn is not None:
+            write = partial(draw, found.plot(), drawn.suffix[1:])
+            replace_files(drawn.parent, {drawn.name: write})
+            print(_name(drawn))
+        return 0 if found.same else 1
+
+
+@dataclass(frozen=True)
 class ReportPage:
     """Write one page of HTML about a run or a study, which opens without network."""
 
@@ -232,11 +266,12 @@ Command = (
     | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[ReportPage, tyro.conf.subcommand("report")]
     | Annotated[Study, tyro.conf.subcommand("study")]
     | Annotated[Data, tyro.conf.subcommand("data")]
 )
-_NAMES = ("solve", "info", "plot", "verify", "report", "study", "data")
+_NAMES = ("solve", "info", "plot", "verify", "compare", "report", "study", "data")
 
 
 @dataclass(frozen=True)

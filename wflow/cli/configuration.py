@@ -252,7 +252,7 @@ def _law(value: Any) -> Any:
         raise InputError(f"law is {shown(value)}: expected a name, or a table with one")
     laws = [name for name in LAWS.classes if name != "HeadLaw"]
     name, law = value.get("name"), dict(value)
-    if name in laws and "fingerprint" not in value:
+    if isinstance(name, str) and name in laws and "fingerprint" not in value:
         known = inspect.signature(LAWS.classes[name]).parameters
         for inner in value:
             if inner != "scores":  # of a Schedule, in run files
@@ -355,12 +355,12 @@ def _in_hdf5(path: Path, key: str) -> Any:
             for part in key.split(".")[1:]:
                 found = found.get(part) if isinstance(found, dict) else None
             if not isinstance(found, list):
-                raise InputError(f"{path} has no array {key!r}")
+                raise InputError(f"{path} has no array {shown(key)}")
             return found
         names = [name for name, thing in file.items() if hasattr(thing, "shape")]
         if key not in names:
             if key and key not in ("initial_tokens", "initial_heads"):
-                raise InputError(f"{path} has no array {key!r}{did_you_mean(key, names)}")
+                raise InputError(f"{path} has no array {shown(key)}{did_you_mean(key, names)}")
             if len(names) != 1:
                 raise InputError(f"{path} holds {', '.join(names)[:200]}: name one by FILE::KEY")
             (key,) = names

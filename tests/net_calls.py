@@ -131,6 +131,7 @@ def training():
     return {
         "model": network(), "objective": OBJECTIVE, "batches": Points(), "config": config(steps=2),
         "evaluate": None, "resume": False, "overwrite": False, "label": "", "tensorboard": False,
+        "log": None,
     }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ _HOMES = {
     "Flow": ("wflow.attention.flows", "Flow"),
     "Tableau": ("wflow._core.tableaux", "Tableau"),
     "open": ("wflow.runs.read", "open_run"),
+    "compare": ("wflow.plots.comparison", "compare"),
     "verify": ("wflow.analysis.verify", "verify"),
     "report": ("wflow.study.report", "write"),
     "explore": ("wflow.study.explore", "explore"),
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from wflow.attention.flows import Flow
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import solve
+    from wflow.plots.comparison import compare
     from wflow.runs.read import open_run as open
     from wflow.runs.studies import open_study
     from wflow.sphere import tokens

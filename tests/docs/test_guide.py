@@ -10,10 +10,11 @@ import pytest
 from matplotlib import pyplot
 
 import wflow
+from wflow.cli import main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["start", "guide/tour", "guide/flows", "guide/laws", "guide/schemes", "guide/budget"]
-PAGES += ["guide/transport", "guide/stationary", "guide/run_files"]
+PAGES += ["guide/transport", "guide/stationary", "guide/run_files", "guide/command_line"]
 PAGES += ["results/reproductions/glpr"]
 
 
@@ -106,6 +107,19 @@ def test_the_study_that_is_there_to_copy_runs_and_is_short(tmp_path, monkeypatch
     assert not end.value.code
     assert "Var E" in capsys.readouterr().out
     assert (tmp_path / "variance.png").exists()
+
+
+def test_the_commands_of_a_page_compute_the_configuration_in_it(tmp_path, monkeypatch, capsys):
+    text = (DOCS / "guide/command_line.md").read_text(encoding="utf-8")
+    config, commands = re.findall(r"```(?:toml|sh)\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("config.toml").write_text(config, encoding="utf-8")
+    for command in commands.splitlines():
+        words, _, target = command.removeprefix("wflow ").partition(" > ")
+        assert main(words.split()) == 0, command
+        said = capsys.readouterr().out
+        if target:
+            Path(target).write_text(said, encoding="utf-8")
 
 
 def test_every_page_of_the_guide_is_listed():

@@ -186,6 +186,7 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
     add("", "report", source=file, out=str(folder / "report.html"))
     add("", "explore", n=5, heads=2, steps=4)
     add("", "verify", path=file, tolerance=1e-3)
+    add("", "compare", a=file, b=run, tolerance=1e-3)
     add("", "energy, velocity, upper_gradient_sq, dissipation, edi_defect, mobility, "
         "effective_mobility", x=X, D=D)
 
@@ -590,6 +591,8 @@ def as_plain(result: Any) -> Any:
         return result.film
     if isinstance(result, stationary.State):
         return [result.density, result.kappa]
+    if isinstance(result, wflow.compare.Comparison):
+        return str(result)
     if hasattr(result, "centres") and not hasattr(result, "coords"):  # meshes, modes and nodes
         return [result.centres, result.areas]
     if dataclasses.is_dataclass(result) and not isinstance(result, type):

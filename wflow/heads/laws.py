@@ -1153,7 +1153,9 @@ class Schedule(HeadLaw):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         settings = dict(config)
-        scores, values = settings.pop("scores"), settings.pop("values")
+        if "scores" not in settings:  # as the arguments of the class
+            return cls(**settings)
+        scores, values = settings.pop("scores"), settings.pop("values", None)
         law = cls(values=scores, **settings)
         if values is not None:
             law._values, law.symmetric = reals(values, "values"), False

@@ -7,9 +7,9 @@ then.
 `style` has the settings of Matplotlib, `figure` layout and curves, `inline` the figure that
 displays itself in a notebook, `tokens` clouds on the sphere, `densities` densities on it,
 `animation` both in motion, `runs` the figures of one run or of several, `branches` bifurcation
-diagrams, `networks` learning curves, `charts` curves as SVG for pages and notebooks, `accessor`
-what a Dataset is asked as `ds.wflow`. It imports `_core`, `io`, `transport` and `analysis`; `study`
-and `cli` may import it. Start with `runs`.
+diagrams, `networks` learning curves, `charts` curves as SVG for pages and notebooks, `comparison`
+what two runs differ in, `accessor` what a Dataset is asked as `ds.wflow`. It imports `_core`, `io`,
+`transport` and `analysis`; `study` and `cli` may import it. Start with `runs`.
 """
 
 from wflow.plots.animation import animate

@@ -11,9 +11,8 @@ from functools import cache
 from typing import Any, Generic, Self, TypeGuard, TypeVar
 
 from wflow._core.checks import shown
-from wflow._core.errors import InputError, warn
+from wflow._core.errors import InputError, WflowWarning, warn
 from wflow._core.fingerprint import NotComparable, fingerprint, of_bytecode, why_different
-from wflow._core.printable import printable
 from wflow._core.reprs import call_text
 
 # Parts of the configuration of a run that may be custom.
@@ -267,8 +266,7 @@ def warn_not_comparable(config: Mapping[str, Any]) -> None:
     """
     _, reason = _not_comparable(config)
     if reason:
-        text = f"this run cannot be resumed because {reason}"
-        warn(printable(text, lines=False), UserWarning)
+        warn(f"this run cannot be resumed because {reason}", WflowWarning)
 
 
 def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -286,7 +284,7 @@ def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> No
             warn(
                 f"the {kind} changed itself while it ran (its fingerprint differs): resume or "
                 "run again with a new instance of it",
-                UserWarning,
+                WflowWarning,
             )
 
 

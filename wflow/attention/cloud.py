@@ -8,13 +8,12 @@ docs/theory/fast_sums.md) linear in n. Memory: the result.
 from __future__ import annotations
 
 import math
-import warnings
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import Direction, FlowName, Method, check_choice, reals
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, warn
 from wflow.attention.flows import Flow, as_flow, evaluate
 from wflow.attention.pairs import log_harmonic_mean
 from wflow.heads.laws import QKV
@@ -93,9 +92,7 @@ def _evaluate_one(
     )
 
 
-def warn_overflow(
-    where: str, beta: float, value: float = np.inf, stacklevel: int = 3, *, closed: bool = False
-) -> None:
+def warn_overflow(where: str, beta: float, value: float = np.inf, *, closed: bool = False) -> None:
     """Warn that a value left the range of floats, and report how large the scores are.
 
     Parameters
@@ -103,7 +100,6 @@ def warn_overflow(
     where : the value
     beta : largest score
     value : what is reported
-    stacklevel : of the warning
     closed : whether it is a closed form, and not of tokens that a flow moves
     """
     text = (
@@ -112,7 +108,7 @@ def warn_overflow(
     )
     if not closed:
         text += ", in single precision at 88; velocities of softmax attention stay right"
-    warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
+    warn(text, AccuracyWarning)
 
 
 LARGEST_LOG = math.log(np.finfo(np.float64).max)
@@ -136,7 +132,7 @@ def _term(
     terms = _evaluate_one(x, D, flow, direction, method, tolerance).terms
     value = float(terms[name][0])
     if not np.isfinite(value):
-        warn_overflow(name, float(terms["max_score"][0]), stacklevel=4)
+        warn_overflow(name, float(terms["max_score"][0]))
     return value
 
 
@@ -467,7 +463,7 @@ def _exp_in_range(log: NDArray[np.floating], beta: float, where: str) -> NDArray
     with np.errstate(over="ignore"):
         value = np.exp(log)
     if np.any(np.isinf(value)):
-        warn_overflow(where, beta, stacklevel=4)
+        warn_overflow(where, beta)
     return value
 
 

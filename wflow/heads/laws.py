@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from wflow._core.checks import (
     times_of,
     whole,
 )
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, WflowWarning, warn
 from wflow._core.identity import Described, Registry, check_comparable, of_bytecode
 from wflow._core.reprs import ShortRepr, call_text, value_text
 from wflow.heads.matrices import Matrices, as_matrices, check_fits, is_symmetric
@@ -1353,10 +1352,9 @@ def law_of_run(config: dict[str, Any], law: HeadLaw | None = None) -> HeadLaw:
             "run was made with"
         )
     if old:
-        warnings.warn(
+        warn(
             "an earlier version of wflow made the fingerprint of the law of this run from "
             "bytecode, which cannot be compared: the law given is taken for it",
-            UserWarning,
-            stacklevel=4,
+            WflowWarning,
         )
     return law

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.checks import path_of
-from wflow._core.errors import RunFileError, warn
+from wflow._core.errors import RunFileError, WflowWarning, warn
 from wflow._core.files import (
     BROKEN,
     check_claims,
@@ -386,8 +385,7 @@ def last_checkpoint(path: Path, created: str | None) -> dict[str, NDArray[Any]]:
         except RunFileError:
             raise error from None
         what = str(error).partition(": run again")[0].removesuffix("; run again with --overwrite")
-        text = f"{what}; the run is resumed from the checkpoint before it"
-        warn(printable(text, lines=False), UserWarning)
+        warn(f"{what}; the run is resumed from the checkpoint before it", WflowWarning)
         return state
 
 
@@ -584,10 +582,10 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     cut.set_close(close)
     cut.encoding["source"] = str(path)  # as xarray sets it where it opens the file itself
     reached = f"t = {float(cut['time'][-1]):g}" if ends["time"] else "its start"
-    warnings.warn(
-        f"{printable(str(path), lines=False)} is not complete: it was recorded up to {reached} "
+    warn(
+        f"{path} is not complete: it was recorded up to {reached} "
         f"({ends['time']} of {dataset.sizes['time']} times); {RESUME}",
-        stacklevel=2,
+        WflowWarning,
     )
     return cut
 

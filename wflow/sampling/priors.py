@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from wflow._core.checks import check_choice, function, number, positive, reals, returned, shown
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, warn
 
 __all__ = ["L1", "NoPrior", "Prior", "SmoothL1", "separable"]
 
@@ -509,18 +508,15 @@ def too_long(prior: Prior, *, h: float, beta: float) -> bool:
     return h > prior.largest_step(beta) * (1 + 1e-9)
 
 
-def warn_of_absorption(
-    prior: Prior, *, h: float, beta: float, share: float | None = None, stacklevel: int = 3
-) -> None:
+def warn_of_absorption(prior: Prior, *, h: float, beta: float, share: float | None = None) -> None:
     """Warn of a step after which coordinates near zero have lost their spread."""
     largest = prior.largest_step(beta)
     many = "coordinates near zero" if share is None else f"{100 * share:.3g} % of the coordinates"
-    warnings.warn(
+    warn(
         f"h is {h:.3g}, above {largest:.3g}: the step absorbs {many}, since the proximal map takes "
         f"their spread; take h <= {largest:.3g}, for which beta lambda^2 h <= {ABSORBED} "
         "with the L1 norm",
-        UserWarning,
-        stacklevel=stacklevel,
+        AccuracyWarning,
     )
 
 

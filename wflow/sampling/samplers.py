@@ -9,7 +9,6 @@ without noise, how strong the noise is, and its settings in the run file.
 from __future__ import annotations  # the signatures show short names
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from wflow._core.checks import (
     whole,
     wholes,
 )
-from wflow._core.errors import BlowUpError, InputError
+from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, warn
 from wflow._core.fingerprint import NotComparable, fingerprint
 from wflow._core.memory import check_memory
 from wflow._core.rng import CounterNormals
@@ -598,12 +597,11 @@ def _warn_lonely(run: xarray.Dataset) -> None:
     """Warn of a finished run whose tokens attend to themselves alone."""
     ess = float(run["ess"][:, -1].min()) if "ess" in run else math.inf
     if ess < _LONELY:
-        warnings.warn(
+        warn(
             f"at the end a token attends to {ess:.2g} tokens (ess), mostly to itself: there is no "
             "interaction, and the cloud lacks the spread of the target; take more tokens or a "
             "larger h, or sample by myula",
-            UserWarning,
-            stacklevel=4,
+            AccuracyWarning,
         )
 
 
@@ -620,13 +618,12 @@ def _warn_diverging(problem: SamplerRun, run: xarray.Dataset) -> None:
     with np.errstate(over="ignore"):
         gone = math.sqrt(float(((mean[-1] - mean[0]) ** 2 + variance[-1]).sum()))
     if moves[path, 1] > max(_FAST * noise, moves[path, 0], gone):
-        warnings.warn(
+        warn(
             f"the step h = {h:g} diverges: at the end a token of path {path} moves by "
             f"{moves[path, 1]:.3g} in a step, more than at the start ({moves[path, 0]:.3g}) and "
             f"than the noise of a step ({noise:.3g}); take a smaller h, below 2/L for a gradient "
             "of Lipschitz constant L",
-            UserWarning,
-            stacklevel=4,
+            AccuracyWarning,
         )
 
 

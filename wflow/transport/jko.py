@@ -11,7 +11,6 @@ v = s gbar, those in W_b to `effective`, v = s gbar/b: the gradient flows of E i
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +31,7 @@ from wflow._core.checks import (
     positive,
     whole,
 )
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, warn
 from wflow._core.memory import check_memory
 from wflow._core.reprs import ShortResult
 from wflow._core.tableaux import Tableau
@@ -922,9 +921,8 @@ def _towards(x: Array, y: Array, share: float) -> Array:
 
 
 def _warn(what: str, gradient_norm: float) -> None:
-    warnings.warn(
+    warn(
         f"{what}: a gradient of {gradient_norm:.3g} is left; take a smaller tau, more iterations, "
         "or a larger tolerance",
-        RuntimeWarning,
-        stacklevel=3,
+        AccuracyWarning,
     )

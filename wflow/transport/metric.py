@@ -14,7 +14,6 @@ computes W_b of two clouds. In the theory: :ref:`the weighted metric <theory-wei
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import MetricName, positive, reals, shown, whole
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, warn
 from wflow._core.identity import Described, Registry
 from wflow._core.memory import check_memory
 from wflow._core.reprs import ShortResult
@@ -911,12 +910,11 @@ def _distance(
         found = search.descend(straight, labels)
         actions = [found.action]
     if not found.converged:
-        warnings.warn(
+        warn(
             f"the weighted distance did not converge: relative gradient {found.gradient_norm:.3g} "
             f"against a tolerance of {tolerance:g} after {search.iterations} iterations; the value "
             "is that of the best path found. Allow more iterations, or fewer segments",
-            RuntimeWarning,
-            stacklevel=3,
+            AccuracyWarning,
         )
     extrapolated = None  # not NaN, which would spread in silence
     if len(actions) > 1:

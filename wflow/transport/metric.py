@@ -24,7 +24,7 @@ from wflow._core.checks import MetricName, positive, reals, shown, whole
 from wflow._core.errors import AccuracyWarning, InputError, warn
 from wflow._core.identity import Described, Registry
 from wflow._core.memory import check_memory
-from wflow._core.reprs import ShortResult
+from wflow._core.reprs import ShortRepr, ShortResult
 from wflow._core.threads import threads_for
 from wflow.attention import flows
 from wflow.heads.laws import QKV
@@ -351,8 +351,8 @@ class Metric(Described):
         """
 
 
-@dataclass(frozen=True)
-class W2(Metric):
+@dataclass(frozen=True, repr=False)
+class W2(ShortRepr, Metric):
     r"""The Wasserstein metric W₂ of geodesic cost, b = 1.
 
     Its methods are closed forms of those of `Metric`, which take less time.
@@ -407,8 +407,8 @@ class W2(Metric):
         return (np.stack([x, y[labels]]) if better else curve), better
 
 
-@dataclass(frozen=True)
-class Weighted(Metric):
+@dataclass(frozen=True, repr=False)
+class Weighted(ShortRepr, Metric):
     r"""The metric W_b weighted by the effective mobility b of the heads, of norms up to 64.
 
     Parameters

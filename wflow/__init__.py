@@ -20,6 +20,7 @@ _HOMES = {
     "Tableau": ("wflow._core.tableaux", "Tableau"),
     "open": ("wflow.runs.read", "open_run"),
     "verify": ("wflow.analysis.verify", "verify"),
+    "cite": ("wflow.analysis.citations", "cite"),
     "report": ("wflow.study.report", "write"),
     "open_study": ("wflow.runs.studies", "open_study"),
     "energy": ("wflow.attention.cloud", "energy"),
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     )
     from wflow._core.tableaux import Tableau
     from wflow.analysis import clusters, equilibria, fits, stability, stationary
+    from wflow.analysis.citations import cite
     from wflow.analysis.rerun import rerun
     from wflow.analysis.verify import verify
     from wflow.attention import flows

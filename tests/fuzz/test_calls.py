@@ -184,6 +184,7 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
     add("", "open", path=file)
     add("", "open_study", folder=study_in(folder))
     add("", "report", source=file, out=str(folder / "report.html"))
+    add("", "cite", source=file)
     add("", "verify", path=file, tolerance=1e-3)
     add("", "energy, velocity, upper_gradient_sq, dissipation, edi_defect, mobility, "
         "effective_mobility", x=X, D=D)

@@ -100,6 +100,20 @@ class ReportPage:
 
 
 @dataclass(frozen=True)
+class Cite:
+    """Print the papers that a run or a study relies on, as BibTeX, each with its reason."""
+
+    source: tyro.conf.Positional[RunOrFolder]
+    """Run file, the .partial of an unfinished run, or the folder of a study."""
+
+    def __call__(self) -> int:
+        from wflow.analysis.citations import cite
+
+        print(printable(cite(self.source).bibtex))
+        return 0
+
+
+@dataclass(frozen=True)
 class Study:
     """Run a study: `wflow study NAME [flags]`; `wflow study list` names them."""
 
@@ -181,10 +195,11 @@ Command = (
     | Annotated[Plot, tyro.conf.subcommand("plot")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[ReportPage, tyro.conf.subcommand("report")]
+    | Annotated[Cite, tyro.conf.subcommand("cite")]
     | Annotated[Study, tyro.conf.subcommand("study")]
     | Annotated[Data, tyro.conf.subcommand("data")]
 )
-_NAMES = ("info", "plot", "verify", "report", "study", "data")
+_NAMES = ("info", "plot", "verify", "report", "cite", "study", "data")
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
     add("", "Tableau", name="midpoint", order=2, nodes=(0.0, 0.5), matrix=((), (0.5,)),
         weights=(0.0, 1.0), embedded=(1.0, 0.0), embedded_order=1)
     add("", "rerun", path=file, compute=wflow.Compute(), dt=0.1)
-    add("", "open", path=file)
+    add("", "open", path=file, chunks={"time": 2})
     add("", "open_study", folder=study_in(folder))
     add("", "report", source=file, out=str(folder / "report.html"))
     add("", "cite", source=file)

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import Direction, FlowName, Method, check_choice, reals
-from wflow._core.errors import AccuracyWarning, InputError, warn
+from wflow._core.errors import AccuracyWarning, InputError, WflowWarning, warn
 from wflow.attention.flows import Flow, as_flow, evaluate
 from wflow.attention.pairs import log_harmonic_mean
 from wflow.heads.laws import QKV
 from wflow.heads.matrices import as_matrices, check_scores, is_symmetric
 from wflow.kernels.evaluate import DIRECTIONS, Evaluation, Sums, head_sums
+from wflow.sphere.geometry import as_tokens
 
 
 def as_unit_tokens(x: ArrayLike, name: str = "x") -> NDArray[np.floating]:
@@ -46,6 +47,26 @@ def as_unit_tokens(x: ArrayLike, name: str = "x") -> NDArray[np.floating]:
         raise InputError(
             f"token {worst} of {name} is {away[worst]:.3g} away from the unit sphere; normalise "
             "with wflow.sphere.as_tokens"
+        )
+    return tokens
+
+
+def on_sphere(x: ArrayLike, name: str = "x0") -> NDArray[np.float64]:
+    """Put tokens (..., n, d) on the sphere as `as_tokens` does, and warn where they were not there.
+
+    Functions of one cloud refuse such tokens; where tokens only start, directions can be meant.
+    """
+    given = reals(x, name, finite=False)
+    tokens = as_tokens(given, name)
+    half = str(getattr(x, "dtype", "")).endswith("float16")  # whose rounding is 1e-3
+    with np.errstate(over="ignore"):
+        away = np.abs(np.sqrt(np.einsum("...k,...k->...", given, given)) - 1)
+    if (far := away > (8e-3 if half else 1e-6)).any():
+        warn(
+            f"{name}: {far.sum()} of {far.size} tokens are up to {away.max():.3g} away from the "
+            "unit sphere, and only their directions are used; where that is meant, give "
+            "wflow.sphere.as_tokens of them",
+            WflowWarning,
         )
     return tokens
 

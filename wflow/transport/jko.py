@@ -36,7 +36,7 @@ from wflow._core.memory import check_memory
 from wflow._core.reprs import ShortResult
 from wflow._core.tableaux import Tableau
 from wflow._core.threads import threads_for
-from wflow.attention.cloud import evaluate
+from wflow.attention.cloud import evaluate, on_sphere
 from wflow.heads.laws import QKV, HeadLaw, law_config
 from wflow.heads.process import HeadWalk
 from wflow.kernels.evaluate import DIRECTIONS
@@ -45,7 +45,7 @@ from wflow.runs.driver import IfExists, Paths, Plan, Runnable, Solver, State, ru
 from wflow.runs.schema import MOVEMENTS, MovementLayout
 from wflow.runs.store import Store
 from wflow.sphere.geodesics import geodesics
-from wflow.sphere.geometry import as_tokens, normalise_unchecked
+from wflow.sphere.geometry import normalise_unchecked
 from wflow.transport.distances import as_cloud
 from wflow.transport.metric import (
     Metric,
@@ -718,7 +718,7 @@ def minimizing_movements(
     >>> run.sizes["time"], bool((np.diff(run.energy) < 0).all())
     (3, True)
     """
-    tokens = as_tokens(x0)
+    tokens = on_sphere(x0)
     if tokens.ndim != 2:
         raise InputError(f"x0 has shape {tokens.shape}, expected (n, d): minimizing movements of "
                          "one path; call it once per path")  # fmt: skip

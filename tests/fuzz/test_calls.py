@@ -266,6 +266,7 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
     proximal = {"x": X, "context": Y, "h": 0.1, "beta": 1.0, "prior": l1}
     sampler = {"x0": X, "grad": np.tanh, "h": 0.05, "steps": 3, "snapshots": [0, 3]}
     add("sampling", "ula", **sampler)
+    add("sampling", "to_arviz", run=sampling.ula(**sampler), burn_in=0.5)
     add("sampling", "brwp", prior=sampling.L1(0.5), **sampler)
     add("sampling", "myula", prior=sampling.L1(0.5), smoothing=0.1, **sampler)
     add("sampling", "attention_mean", **proximal, covariance=True)

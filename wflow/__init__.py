@@ -21,6 +21,7 @@ _HOMES = {
     "open": ("wflow.runs.read", "open_run"),
     "compare": ("wflow.plots.comparison", "compare"),
     "verify": ("wflow.analysis.verify", "verify"),
+    "cite": ("wflow.analysis.citations", "cite"),
     "report": ("wflow.study.report", "write"),
     "explore": ("wflow.study.explore", "explore"),
     "open_study": ("wflow.runs.studies", "open_study"),
@@ -35,6 +36,9 @@ _HOMES = {
     "InputError": ("wflow._core.errors", "InputError"),
     "RunFileError": ("wflow._core.errors", "RunFileError"),
     "BlowUpError": ("wflow._core.errors", "BlowUpError"),
+    "WflowWarning": ("wflow._core.errors", "WflowWarning"),
+    "AccuracyWarning": ("wflow._core.errors", "AccuracyWarning"),
+    "CacheWarning": ("wflow._core.errors", "CacheWarning"),
     "Interrupted": ("wflow._core.errors", "Interrupted"),
 }
 _MODULES = {
@@ -69,9 +73,19 @@ __all__ = [*sorted(_HOMES), *sorted(_MODULES)]
 if TYPE_CHECKING:
     from wflow import distributed, heads, meanfield, nets, plots, sampling, sphere, study, transport
     from wflow._core.adaptive import Dopri5
-    from wflow._core.errors import BlowUpError, InputError, Interrupted, RunFileError, WflowError
+    from wflow._core.errors import (
+        AccuracyWarning,
+        BlowUpError,
+        CacheWarning,
+        InputError,
+        Interrupted,
+        RunFileError,
+        WflowError,
+        WflowWarning,
+    )
     from wflow._core.tableaux import Tableau
     from wflow.analysis import clusters, equilibria, fits, stability, stationary
+    from wflow.analysis.citations import cite
     from wflow.analysis.rerun import rerun
     from wflow.analysis.verify import verify
     from wflow.attention import flows

@@ -247,7 +247,7 @@ def bias(flags: RwpoSampler) -> study.Dataset:
 
     def measure(name: str, n: int, h: float) -> dict[str, Array]:
         found, ratio = settled(flags, name, 2, n, h, paths)
-        clouds, refs = found["samples"].values[:, 0], references(name, 2, n)
+        clouds, refs = found["samples"].values[:, -1], references(name, 2, n)
         return {
             "deficit": 1 - ratio,
             "bias_sliced": [np.mean([sliced(x, y) for y in refs]) for x in clouds],
@@ -335,7 +335,7 @@ def temperature(flags: RwpoSampler) -> study.Dataset:
         mean, variance = moments(*case)
         found = run(flags, "brwp", target(*case), start(n, 2, beta) + mean, h=0.05 / cold,
                     steps=round(120 * cold), save_every=10**6)  # fmt: skip
-        x, width = found["samples"].values[0, 0], np.sqrt(variance.mean())
+        x, width = found["samples"].values[0, -1], np.sqrt(variance.mean())
         last = found.isel(path=0, time=-1)
         refs = references("laplace", 2, n, beta)
         return {

@@ -15,6 +15,7 @@ from wflow.cli import main
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["start", "guide/tour", "guide/flows", "guide/laws", "guide/schemes", "guide/budget"]
 PAGES += ["guide/transport", "guide/stationary", "guide/run_files", "guide/command_line"]
+PAGES += ["guide/warnings"]
 PAGES += ["results/reproductions/glpr"]
 
 

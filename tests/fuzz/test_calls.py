@@ -181,10 +181,11 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
     add("", "Tableau", name="midpoint", order=2, nodes=(0.0, 0.5), matrix=((), (0.5,)),
         weights=(0.0, 1.0), embedded=(1.0, 0.0), embedded_order=1)
     add("", "rerun", path=file, compute=wflow.Compute(), dt=0.1)
-    add("", "open", path=file)
+    add("", "open", path=file, chunks={"time": 2})
     add("", "open_study", folder=study_in(folder))
     add("", "report", source=file, out=str(folder / "report.html"))
     add("", "explore", n=5, heads=2, steps=4)
+    add("", "cite", source=file)
     add("", "verify", path=file, tolerance=1e-3)
     add("", "compare", a=file, b=run, tolerance=1e-3)
     add("", "energy, velocity, upper_gradient_sq, dissipation, edi_defect, mobility, "
@@ -267,6 +268,7 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
     proximal = {"x": X, "context": Y, "h": 0.1, "beta": 1.0, "prior": l1}
     sampler = {"x0": X, "grad": np.tanh, "h": 0.05, "steps": 3, "snapshots": [0, 3]}
     add("sampling", "ula", **sampler)
+    add("sampling", "to_arviz", run=sampling.ula(**sampler), burn_in=0.5)
     add("sampling", "brwp", prior=sampling.L1(0.5), **sampler)
     add("sampling", "myula", prior=sampling.L1(0.5), smoothing=0.1, **sampler)
     add("sampling", "attention_mean", **proximal, covariance=True)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from wflow._core.checks import SchemeName, check_choice, positive
 from wflow._core.errors import InputError
+from wflow._core.reprs import ShortRepr
 from wflow._core.tableaux import TABLEAUX, Tableau
 
 Sizes = NDArray[np.float64]
@@ -24,8 +25,8 @@ Sizes = NDArray[np.float64]
 # ------------
 
 
-@dataclass(frozen=True)
-class Dopri5:
+@dataclass(frozen=True, repr=False)
+class Dopri5(ShortRepr):
     r"""Steps of the Dormand-Prince pair 5(4), their lengths chosen by the estimated error.
 
     Parameters

@@ -222,7 +222,7 @@ def _real(value: Any, name: str) -> float:
     """
     try:
         if getattr(value, "shape", None) == () and not _has_mask(value):
-            value = np.asarray(value)[()]
+            value = np.asarray(on_host(value))[()]
         # A time span counts as an integer, and decimals as no number.
         real = isinstance(value, numbers.Real | Decimal)
         if not real or isinstance(value, bool | np.timedelta64):
@@ -233,6 +233,15 @@ def _real(value: Any, name: str) -> float:
         return math.inf
     except Exception:  # whatever the object given does when it is asked for a number
         raise InputError(f"{name} is {shown(value)}: expected a number") from None
+
+
+def on_host(values: Any) -> Any:
+    """Return a tensor of torch that lies on a device in the memory of the host; others as they are.
+
+    NumPy reads tensors of the host without a copy, and arrays of JAX from whatever device.
+    """
+    device = getattr(getattr(values, "device", None), "type", "cpu")
+    return values if device == "cpu" else values.cpu()
 
 
 def switch(value: Any, name: str) -> bool:
@@ -273,6 +282,7 @@ def reals(
     """
     expected = f"{name} must be an array of real numbers"
     try:
+        values = on_host(values)
         if _has_mask(values):
             raise TypeError("it has masked entries; fill or remove them first")
         if str(getattr(values, "dtype", "")).endswith("bfloat16"):

@@ -11,10 +11,9 @@ from functools import cache
 from typing import Any, Generic, Self, TypeGuard, TypeVar
 
 from wflow._core.checks import shown
-from wflow._core.errors import InputError, warn
+from wflow._core.errors import InputError, WflowWarning, warn
 from wflow._core.fingerprint import NotComparable, fingerprint, of_bytecode, why_different
-from wflow._core.printable import printable
-from wflow._core.reprs import call_text
+from wflow._core.reprs import Shown, value_text
 
 # Parts of the configuration of a run that may be custom.
 _NAMED = ("law", "flow", "metric", "grad", "prior")
@@ -23,7 +22,7 @@ _IDENTITY = {"name", "jumps", "fingerprint", "not_comparable"}
 _FUNCTIONS = "its Python functions and classes"
 
 
-class Described:
+class Described(Shown):
     """An object that says its parameters, from which a run file makes it again."""
 
     def to_config(self) -> dict[str, Any]:
@@ -73,14 +72,10 @@ class Described:
             return "its matrices, of which a run file holds a SHA-256 digest"
         return ""
 
-    def __repr__(self) -> str:
-        name = type(self).__name__
-        try:
-            settings = dict(self.to_config())
-            unset = [key for key, value in settings.items() if value is None or value is False]
-            return call_text(name, {key: settings[key] for key in settings if key not in unset})
-        except Exception:  # of a class of the user, or of an object that is not made yet
-            return f"{name}(...)"
+    def _texts(self) -> Mapping[str, str]:
+        settings = dict(self.to_config())
+        unset = [key for key, value in settings.items() if value is None or value is False]
+        return {key: value_text(settings[key]) for key in settings if key not in unset}
 
 
 _T = TypeVar("_T", bound=Described)
@@ -267,8 +262,7 @@ def warn_not_comparable(config: Mapping[str, Any]) -> None:
     """
     _, reason = _not_comparable(config)
     if reason:
-        text = f"this run cannot be resumed because {reason}"
-        warn(printable(text, lines=False), UserWarning)
+        warn(f"this run cannot be resumed because {reason}", WflowWarning)
 
 
 def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -286,7 +280,7 @@ def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> No
             warn(
                 f"the {kind} changed itself while it ran (its fingerprint differs): resume or "
                 "run again with a new instance of it",
-                UserWarning,
+                WflowWarning,
             )
 
 

@@ -189,6 +189,20 @@ class ReportPage:
 
 
 @dataclass(frozen=True)
+class Cite:
+    """Print the papers that a run or a study relies on, as BibTeX, each with its reason."""
+
+    source: tyro.conf.Positional[RunOrFolder]
+    """Run file, the .partial of an unfinished run, or the folder of a study."""
+
+    def __call__(self) -> int:
+        from wflow.analysis.citations import cite
+
+        print(printable(cite(self.source).bibtex))
+        return 0
+
+
+@dataclass(frozen=True)
 class Study:
     """Run a study: `wflow study NAME [flags]`; `wflow study list` names them."""
 
@@ -268,10 +282,11 @@ Command = (
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[ReportPage, tyro.conf.subcommand("report")]
+    | Annotated[Cite, tyro.conf.subcommand("cite")]
     | Annotated[Study, tyro.conf.subcommand("study")]
     | Annotated[Data, tyro.conf.subcommand("data")]
 )
-_NAMES = ("solve", "info", "plot", "verify", "compare", "report", "study", "data")
+_NAMES = ("solve", "info", "plot", "verify", "compare", "report", "cite", "study", "data")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.errors import BlowUpError, InputError, RunFileError, warn
+from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, RunFileError, warn
 from wflow._core.files import open_hdf5, replace_file
 from wflow._core.identity import check_comparable, warn_not_comparable
 from wflow._core.invocation import command_text
@@ -314,7 +314,8 @@ class Run:
             if lost == problem.paths:
                 raise self._all_lost(writer)
             if lost:
-                warn(f"{lost} of {problem.paths} paths blew up: their values are NaN from then on")
+                text = f"{lost} of {problem.paths} paths blew up: their values are NaN from then on"
+                warn(text, AccuracyWarning)
             writer.add_history(history_line(f"put together from {len(self.done)} parts"))
             return writer.finish()
         except BaseException:

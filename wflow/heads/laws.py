@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
@@ -32,9 +31,9 @@ from wflow._core.checks import (
     times_of,
     whole,
 )
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, WflowWarning, warn
 from wflow._core.identity import Described, Registry, check_comparable, of_bytecode
-from wflow._core.reprs import ShortRepr, call_text, value_text
+from wflow._core.reprs import ShortRepr, value_text
 from wflow.heads.matrices import Matrices, as_matrices, check_fits, is_symmetric
 
 __all__ = [
@@ -412,12 +411,12 @@ class HeadLaw(Described):
     def to_config(self) -> dict[str, Any]:
         return {"symmetric": self.symmetric}
 
-    def __repr__(self) -> str:
+    def _texts(self) -> Mapping[str, str]:
         if type(self) is not HeadLaw:
-            return super().__repr__()
+            return super()._texts()
         given = {"drift": self._drift, "diffusion": self._diffusion}
-        shown: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-        return call_text("HeadLaw", shown if self.symmetric else shown | {"symmetric": False})
+        texts = {key: value_text(value) for key, value in given.items() if value is not None}
+        return texts if self.symmetric else texts | {"symmetric": "False"}
 
     def _increment(self, normals: Matrices) -> Matrices:
         if not self.symmetric:
@@ -1142,13 +1141,13 @@ class Schedule(HeadLaw):
             "values": None if self._values is None else self._values.tolist(),
         }
 
-    def __repr__(self) -> str:
+    def _texts(self) -> Mapping[str, str]:
         if type(self) is not Schedule:
-            return super().__repr__()
+            return super()._texts()
         values = value_text(self._scores)
         values = values if self._values is None else f"QKV of scores {values}"
         times = value_text(self.times)
-        return f"Schedule(times={times}, values={values}, interpolation={self.interpolation!r})"
+        return {"times": times, "values": values, "interpolation": repr(self.interpolation)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
@@ -1298,9 +1297,9 @@ class CompoundPoisson(HeadLaw):
         size = {} if callable(self.size) else {"size": self.size}
         return {"law": law_config(self.law), "rate": self.rate, **size}
 
-    def __repr__(self) -> str:
+    def _texts(self) -> Mapping[str, str]:
         given = {"law": self.law, "rate": self.rate, "size": self.size}
-        return call_text(type(self).__name__, given)
+        return {name: value_text(value) for name, value in given.items()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
@@ -1435,10 +1434,9 @@ def law_of_run(config: dict[str, Any], law: HeadLaw | None = None) -> HeadLaw:
             "run was made with"
         )
     if old:
-        warnings.warn(
+        warn(
             "an earlier version of wflow made the fingerprint of the law of this run from "
             "bytecode, which cannot be compared: the law given is taken for it",
-            UserWarning,
-            stacklevel=4,
+            WflowWarning,
         )
     return law

@@ -19,7 +19,6 @@ import math
 import os
 import re
 import unicodedata
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from wflow._core.checks import check_choice, number, path_of, whole
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, warn
 from wflow._core.extras import required
 from wflow.nets.blocks import evaluating, output_of
 from wflow.nets.checks import check_torch, listed, module, tensor
@@ -262,10 +261,10 @@ def _corpus_bleu(
         given = [[split(text, return_str=True) for text in each] for each in given]
     found = measure.corpus_score(predicted, given)
     if not found.totals[3]:  # no prediction has a sequence of four words
-        warnings.warn(
+        warn(
             "no prediction has four words, and BLEU-4 is 0 whatever they are: give longer texts; "
             "where a language has no spaces, put them between its words",
-            stacklevel=3,
+            AccuracyWarning,
         )
     return min(float(found.score), 100.0)  # the exponential of a sum of logarithms rounds
 
@@ -369,10 +368,10 @@ def _rouge(library: Any, pairs: list[tuple[str, str]]) -> dict[str, float]:
         for name in names:
             totals[name] += 100 * found[name].fmeasure / len(pairs)
     if wordless:
-        warnings.warn(
+        warn(
             f"{wordless} of {len(pairs)} pairs of texts have no word, neither the prediction nor "
             "the reference, and ROUGE is not defined: it is NaN; leave them out",
-            stacklevel=3,
+            AccuracyWarning,
         )
         return dict.fromkeys(names, math.nan)
     return {name: min(total, 100.0) for name, total in totals.items()}  # sums round

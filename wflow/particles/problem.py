@@ -27,6 +27,7 @@ from wflow._core.checks import (
 from wflow._core.errors import InputError, RunFileError
 from wflow._core.memory import check_memory
 from wflow._core.tableaux import Tableau
+from wflow.attention.cloud import on_sphere
 from wflow.attention.flows import Flow, as_flow, flow_config
 from wflow.heads.laws import QKV, HeadLaw, law_config
 from wflow.heads.matrices import Matrices, as_matrices, is_symmetric
@@ -34,7 +35,6 @@ from wflow.heads.process import as_law, check_scheme, initial_heads
 from wflow.kernels.evaluate import DIRECTIONS, Sums
 from wflow.particles.options import Compute, SaveAt, option
 from wflow.runs.schema import RunLayout
-from wflow.sphere.geometry import as_tokens
 
 _ROUNDING = 1e-6  # of times in single precision, in units of t_final
 _RECORDS = 100  # units of time of a run without dt
@@ -224,7 +224,7 @@ def problem_of(
     steps = count_steps(t_final, dt)
     save, compute = option(save, SaveAt, "save"), option(compute, Compute, "compute")
 
-    tokens = as_tokens(x0)
+    tokens = on_sphere(x0)
     if tokens.ndim not in (2, 3) or (tokens.ndim == 3 and len(tokens) != paths):
         raise InputError(
             f"x0 has shape {tokens.shape}, expected (n, d), or (paths, n, d) with paths = {paths}"

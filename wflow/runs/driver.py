@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import check_choice, file_name, switch
-from wflow._core.errors import BlowUpError, InputError, RunFileError, warn
+from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, RunFileError, warn
 from wflow._core.files import open_hdf5
 from wflow._core.identity import check_comparable, warn_changed_itself, warn_not_comparable
 from wflow._core.memory import check_memory
@@ -190,7 +190,8 @@ class Paths:
             self.warned.add("blow-up")
             warn(
                 f"{error.args[0]}. Its values, and means over all paths, are NaN from there on; "
-                "paths that have not blown up continue (Compute(stop_at_blow_up=True) ends the run)"
+                "paths that have not blown up continue; Compute(stop_at_blow_up=True) ends the run",
+                AccuracyWarning,
             )
 
 
@@ -294,7 +295,8 @@ def integrate(
         error = BlowUpError(text, time=0.0, path=0, score=float("nan"))
         raise run.errors[0] if run.errors else error
     if lost > 1 or run.lost_before:
-        warn(f"{lost} of {plan.paths} paths blew up: their values are NaN from then on")
+        text = f"{lost} of {plan.paths} paths blew up: their values are NaN from then on"
+        warn(text, AccuracyWarning)
     return True
 
 

@@ -19,11 +19,10 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, WflowWarning, warn
 from wflow._core.extras import install
 from wflow._core.files import array_header, check_stored
 from wflow._core.memory import check_memory
-from wflow._core.printable import printable
 
 # An entry has the shape of an array and its type; None stands for Python objects, which are not
 # read.
@@ -341,11 +340,10 @@ def _is_header(file: Path, fields: list[str]) -> bool:
             "written along; write the file without them (in pandas: index=False)"
         )
     if counted and len(names) > 2:  # two columns "0,1" are an ordinary token
-        warnings.warn(
-            printable(f"{file}: its first line {','.join(names[:3])},...", lines=False)
-            + " is read as a token; if it numbers the columns, write "
-            "the file without it (in pandas: header=False)",
-            stacklevel=2,
+        warn(
+            f"{file}: its first line {','.join(names[:3])},... is read as a token; if it numbers "
+            "the columns, write the file without it (in pandas: header=False)",
+            WflowWarning,
         )
     return not counted
 

@@ -8,7 +8,6 @@ head law, and hands both over.
 
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.adaptive import as_scheme
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, WflowWarning, warn
 from wflow._core.printable import printable
 from wflow.analysis.fits import PowerLaw, json_number, mean_and_error, power_law
 from wflow.heads.laws import law_config
@@ -214,7 +213,7 @@ def fit_scaling(table: "Dataset", fit_from: int = 1) -> dict[str, PowerLaw]:
         try:
             fits[name] = power_law(part["heads"].values, part.values)
         except InputError as error:  # the runs are worth keeping without a fit
-            warnings.warn(f"no fit over the head counts: {error}", stacklevel=2)
+            warn(f"no fit over the head counts: {error}", WflowWarning)
     return fits
 
 

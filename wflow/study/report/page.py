@@ -377,7 +377,8 @@ def _cloud_figure(cloud: DrawnTokens, name: str) -> str:
         '<label>colour <select class="tint"><option value="depth">depth</option>'
         '<option value="start">place at the first time</option></select></label>'
         f"{turn if cloud.points.shape[2] == 3 else ''}</div></div>"
-        f'<div class="static">{_cloud_svg(cloud)}{few}</div><figcaption>{caption}</figcaption></figure>'
+        f'<div class="static">{_cloud_svg(cloud)}{few}</div><figcaption>{caption}</figcaption>'
+        "</figure>"
     )
 
 

@@ -12,6 +12,7 @@ from wflow._version import __version__ as __version__
 
 _HOMES = {
     "solve": ("wflow.particles.solver", "solve"),
+    "sweep": ("wflow.distributed.sweep", "sweep"),
     "rerun": ("wflow.analysis.rerun", "rerun"),
     "SaveAt": ("wflow.particles.options", "SaveAt"),
     "Compute": ("wflow.particles.options", "Compute"),
@@ -58,7 +59,8 @@ _MODULES = {
 # Those that make or open Datasets give these their accessor, `ds.wflow`, which loads xarray.
 _ACCESSOR = "wflow.plots.accessor"
 _OF_DATASETS = (
-    "solve", "rerun", "open", "open_study", "distributed", "meanfield", "sampling", "jko",
+    "solve", "sweep", "rerun", "open", "open_study", "distributed", "meanfield", "sampling",
+    "jko",
 )  # fmt: skip
 
 __all__ = [*sorted(_HOMES), *sorted(_MODULES)]
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
         velocity,
     )
     from wflow.attention.flows import Flow
+    from wflow.distributed.sweep import sweep
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import solve
     from wflow.runs.read import open_run as open

@@ -13,7 +13,7 @@ import wflow
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["start", "guide/tour", "guide/flows", "guide/laws", "guide/schemes", "guide/budget"]
-PAGES += ["guide/transport", "guide/stationary", "guide/run_files"]
+PAGES += ["guide/sweeps", "guide/transport", "guide/stationary", "guide/run_files"]
 PAGES += ["results/reproductions/glpr"]
 
 

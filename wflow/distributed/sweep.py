@@ -79,7 +79,11 @@ class Point:
     @property
     def name(self) -> str:
         """Name of the point for files."""
-        text = ",".join(f"{name}={value_text(label)}" for name, label in self.labels.items())
+        texts = {
+            name: str(label) if isinstance(label, str) else value_text(label)
+            for name, label in self.labels.items()
+        }
+        text = ",".join(f"{name}={label}" for name, label in texts.items())
         clean = re.sub(r"[^\w.+=,-]", "_", text, flags=re.ASCII)
         if clean == text and len(text) <= _LONGEST:
             return text
@@ -311,7 +315,7 @@ def at_end(run: Dataset) -> Dataset:
         cosine[np.searchsorted(coords["path"], tokens["snapshot_path"].values)] = (
             n * square.values - 1
         ) / (n - 1)
-        attrs = {"long_name": "mean cosine between tokens at the last snapshot", "units": "1"}
+        attrs = {"long_name": "mean cosine of pairs of tokens at the end", "units": "1"}
         found["mean_cosine"] = (("path",), cosine, attrs)
     return xarray.Dataset(found, coords)
 

@@ -12,6 +12,7 @@ from wflow._version import __version__ as __version__
 
 _HOMES = {
     "solve": ("wflow.particles.solver", "solve"),
+    "sweep": ("wflow.distributed.sweep", "sweep"),
     "rerun": ("wflow.analysis.rerun", "rerun"),
     "SaveAt": ("wflow.particles.options", "SaveAt"),
     "Compute": ("wflow.particles.options", "Compute"),
@@ -64,7 +65,8 @@ _MODULES = {
 # Those that make or open Datasets give these their accessor, `ds.wflow`, which loads xarray.
 _ACCESSOR = "wflow.plots.accessor"
 _OF_DATASETS = (
-    "solve", "rerun", "open", "open_study", "explore", "distributed", "meanfield", "sampling",
+    "solve", "sweep", "rerun", "open", "open_study", "explore", "distributed", "meanfield",
+    "sampling",
     "jko",
 )  # fmt: skip
 
@@ -99,6 +101,7 @@ if TYPE_CHECKING:
         velocity,
     )
     from wflow.attention.flows import Flow
+    from wflow.distributed.sweep import sweep
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import solve
     from wflow.plots.comparison import compare

@@ -173,6 +173,7 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
     filed = options | {"out": file, "if_exists": "overwrite"}
     add("", "solve", **options)
     add("", "solve to a file", **filed)
+    add("", "sweep", grid={"seed": [0, 1]}, x0=X, law=LAW, heads=2, t_final=0.2, dt=0.1)
     add("distributed", "solve", task_seconds=1.0, **filed)
     add("", "SaveAt", every=1, snapshots=[0.0, 0.2], paths=[0], heads=False, budget=None)
     add("", "Compute", method="auto", tolerance=1e-10, backend="numba", device=None,
@@ -262,6 +263,7 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
     add("plots", "free_energy_over_time", ds=runs()["densities"])
     add("plots", "density_snapshots", ds=runs()["densities"], times=[0.1])
     add("plots", "token_snapshots", times=[0.2], ds=run.drop_vars("heads"))
+    add("plots", "sweep", table=wflow.sweep({"seed": [0, 1]}, **SHORT), name="energy")
     add("plots", "plot_run", ds=runs()["speed"], out_dir=str(folder / "figures"))
 
     l1 = sampling.L1(2.0)

@@ -633,3 +633,13 @@ def lazily(path: Path, source: Any, found: "lazy.Contents", chunks: Any = None) 
             return lazy.open_dataset(source, found, chunks)
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         raise RunFileError(f"{path} cannot be read as a run file: {error}") from None
+
+
+def config_differences(file: Path, asked: Mapping[str, Any]) -> list[str]:
+    """Return the keys in which the configuration of a run file differs from the requested one."""
+    status, wanted = run_status(file), json.loads(config_text(asked))
+    if status == "absent":
+        return differences(manifest_config(file), wanted)
+    path = partial_of(file) if status == "partial" else file
+    with open_hdf5(path) as opened:
+        return differences(parse_config(read_attrs(opened, path)["config"], path), wanted)

@@ -36,6 +36,8 @@ from wflow.distributed.client import (
     pool,
     security_of,
 )
+from wflow.distributed.sweep import points
+from wflow.runs.read import open_run
 from wflow.runs.results import (
     DRAFT,
     REPORT,
@@ -47,6 +49,7 @@ from wflow.runs.results import (
 )
 from wflow.runs.schema import CONVENTIONS, history_line, version_of
 from wflow.study import report
+from wflow.study.cases import Labels, sweep
 from wflow.study.flags import Flags, OutputFlags
 from wflow.study.folder import (
     check_output,
@@ -418,6 +421,59 @@ class Session:
         in_this_process(equations)
         self.files |= files
         return files
+
+    def sweep(
+        self,
+        cases: Labels,
+        reduce: Callable[..., Mapping[str, ArrayLike]],
+        variables: Mapping[str, str | tuple[Sequence[str], str]],
+        along: Labels | None = None,
+        **task: Any,
+    ) -> Dataset:
+        """Compute a run for every combination of labels, and return a labelled table of them.
+
+        The runs are those of `wflow.sweep`: a dimension of `cases` is an argument of the run, or a
+        name on which arguments depend that are functions. Their files have names such as
+        ``kappa=0.1,start=uniform.h5``.
+
+        Parameters
+        ----------
+        cases : dict of str to tuple
+            Dimension -> (labels, text), the dimensions that are swept.
+        reduce : callable
+            Function of the Dataset of a run, whose value is a dict of arrays by name; further
+            parameters are names of dimensions.
+        variables : dict of str to str or tuple
+            Name -> text of a number, or (dimensions, text) of an array that one run has.
+        along : dict of str to tuple, optional
+            Dimension -> (labels, text), those dimensions.
+        **task
+            Arguments of `wflow.solve`, values or functions of dimensions; `compute` is that of the
+            flags.
+
+        Returns
+        -------
+        xarray.Dataset
+            The table, as that of `wflow.study.sweep`.
+
+        Raises
+        ------
+        InputError
+            As `solve` and `wflow.study.sweep` raise it.
+        """
+        import wflow.plots.accessor  # noqa: F401  # gives `reduce` run.wflow
+
+        grid = {dim: labels for dim, (labels, _) in cases.items()}
+        _, found = points(grid, task)
+        files = self.solve({point.name: point.task() for point in found})
+        following = iter(found)
+
+        def measure(*labels: Any) -> Mapping[str, ArrayLike]:
+            point = next(following)
+            with open_run(files[point.name]) as run:
+                return cast(Mapping[str, ArrayLike], point.reduced(reduce, run))
+
+        return sweep(cases, measure, variables, along)
 
     def progress(self, total: int, label: str) -> AbstractContextManager[Advance]:
         """Show the progress of a loop of the study: `with ... as advance: advance(1)`.

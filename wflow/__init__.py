@@ -66,8 +66,7 @@ _MODULES = {
 _ACCESSOR = "wflow.plots.accessor"
 _OF_DATASETS = (
     "solve", "sweep", "rerun", "open", "open_study", "explore", "distributed", "meanfield",
-    "sampling",
-    "jko",
+    "sampling", "jko",
 )  # fmt: skip
 
 __all__ = [*sorted(_HOMES), *sorted(_MODULES)]

@@ -147,7 +147,7 @@ def _named(key: str, value: Any) -> Any:
     if key == "x0" and value in _CLOUDS:
         return {"kind": value}
     if key in ("x0", "heads"):
-        file, _, name = (value, "", "") if os.path.isfile(value) else value.partition("::")
+        file, _, name = value.partition("::")
         return {"file": file} | ({"key": name} if name else {})
     return value
 

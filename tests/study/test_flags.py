@@ -110,6 +110,8 @@ class Sized(study.StudyFlags):
     preset: Literal["small", "large"] = "large"
     exact: study.Switch = False
     """Of the study."""
+    output: str = "text"
+    """A flag with the name of a box."""
 
 
 def test_help_says_what_presets_stand_for_and_shows_the_flags_of_the_study_first(
@@ -124,3 +126,5 @@ def test_help_says_what_presets_stand_for_and_shows_the_flags_of_the_study_first
              "--save.every", "machine options", "--workers", "--compute.batch")  # fmt: skip
     places = [said.index(word) for word in words]
     assert places == sorted(places)
+    given = read(monkeypatch, "--output", "x", "--out", "y", kind=Sized)
+    assert (given.output, str(given.out)) == ("x", "y")

@@ -522,6 +522,7 @@ _DEFAULTS = {
     "threads": ("INT", "all cores, shared between the workers"),
     "batch": ("INT", "by memory"),
 }
+_BOX = "box_of_"  # before a title: a study may have a flag of that name
 # Boxes of --help after that of the study, in this order: title -> fields. Of "run" are all others.
 _BOXES = {
     "run": (),
@@ -573,12 +574,13 @@ def _rules(default: OutputFlags) -> tyro.constructors.ConstructorRegistry:
             return None
         found = [each for name in own for each in specs(name, tyro.conf.arg())]
         for kind, title in boxes.items():
-            found.append(tyro.constructors.StructFieldSpec(title, kind, kind(), helptext=""))
+            box: Any = Annotated[kind, tyro.conf.arg(name=title)]
+            found.append(tyro.constructors.StructFieldSpec(_BOX + title, box, kind(), helptext=""))
 
         def instance(**given: Any) -> Any:
-            values = {key: value for key, value in given.items() if key not in _BOXES}
+            values = {key: value for key, value in given.items() if not key.startswith(_BOX)}
             for title in _BOXES:
-                values |= given[title]
+                values |= given[_BOX + title]
             for name in [name for name in ("save", "compute") if hasattr(default, name)]:
                 part = {key: values.pop(key) for key in [*values] if key.startswith(f"{name}.")}
                 part = {key.partition(".")[2]: value for key, value in part.items()}

@@ -127,7 +127,8 @@ def points(
         raise InputError(
             f"grid is {shown(grid)}: expected axis -> values, such as {{'kappa': [0.1, 0.2]}}"
         )
-    sized = [v for v in grid.values() if isinstance(v, Sequence | Mapping) or getattr(v, "ndim", False)]
+    sized = [v for v in grid.values() if isinstance(v, Sequence | Mapping)]
+    sized += [v for v in grid.values() if isinstance(v, np.ndarray) and v.ndim]
     count = math.prod(map(len, sized))
     check_memory(_POINT_BYTES * count, f"a grid of {count} points", "take fewer values of an axis")
     axes = {name: _axis(name, values) for name, values in grid.items()}

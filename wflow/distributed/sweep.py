@@ -127,7 +127,7 @@ def points(
         raise InputError(
             f"grid is {shown(grid)}: expected axis -> values, such as {{'kappa': [0.1, 0.2]}}"
         )
-    sized = [v for v in grid.values() if isinstance(v, Sequence | Mapping)]
+    sized: list[Any] = [v for v in grid.values() if isinstance(v, Sequence | Mapping)]
     sized += [v for v in grid.values() if isinstance(v, np.ndarray) and v.ndim]
     count = math.prod(map(len, sized))
     check_memory(_POINT_BYTES * count, f"a grid of {count} points", "take fewer values of an axis")

@@ -128,8 +128,19 @@ def then(cls: type, method: str) -> Callable[..., Any]:
 FIT = fits.power_law([1, 2, 4], np.array([[1.0, 1.1], [0.5, 0.6], [0.3, 0.2]]), resamples=50)
 RATE = stability.growth_rate([0, 1, 2], [[1.0, 2.0, 3.0], [1.0, 2.5, 3.0]], resamples=50)
 
+
+def swept(
+    grid: Any, x0: Any, law: Any, on_error: Any = "nan", out: Any = None, progress: Any = False,
+    **solve: Any,
+) -> Any:  # fmt: skip
+    """Sweep without workers, and without a function of the user, whose errors are its own."""
+    given = {"on_error": on_error, "out": out, "progress": progress}
+    return wflow.sweep(grid, x0, law, **given, **solve)
+
+
 # What is called otherwise than by its name.
 CALLS: dict[str, Callable[..., Any]] = {
+    "sweep": swept,
     "SaveAt": lambda **save: wflow.solve(**SHORT, save=wflow.SaveAt(**save)),
     "Compute": lambda **compute: wflow.solve(**SHORT, compute=wflow.Compute(**compute)),
     "fits.PowerLaw": FIT.__call__,

@@ -16,7 +16,7 @@ def table(*names: str, **attrs: str) -> xarray.Dataset:
     values = np.arange(3.0 * np.prod(shape)).reshape(*shape, 3)
     values[(0,) * len(names)] = np.nan
     variables = {"energy": ((*names, "path"), values, {"long_name": "energy E at the end"})}
-    variables["failure"] = ((), "", {})
+    variables["failure"] = ((), "")
     coords = {name: AXES[name] for name in names}
     return xarray.Dataset(variables, coords, {"sweep": " ".join(names)})
 

@@ -127,8 +127,9 @@ def points(
         raise InputError(
             f"grid is {shown(grid)}: expected axis -> values, such as {{'kappa': [0.1, 0.2]}}"
         )
-    sizes = [len(values) for values in grid.values() if hasattr(values, "__len__")]
-    count = math.prod(sizes)
+    sized: list[Any] = [v for v in grid.values() if isinstance(v, Sequence | Mapping)]
+    sized += [v for v in grid.values() if isinstance(v, np.ndarray) and v.ndim]
+    count = math.prod(map(len, sized))
     check_memory(_POINT_BYTES * count, f"a grid of {count} points", "take fewer values of an axis")
     axes = {name: _axis(name, values) for name, values in grid.items()}
     for name, given in arguments.items():
@@ -411,7 +412,8 @@ def sweep(
         Variables over the axes of the grid and (path,): `energy`, `energy_change` and `dissipated`
         at the end, `edi_residual`, the largest in size, or without an energy `speed_sq`;
         `mean_cosine` of pairs of tokens at the last snapshot, for the paths that have one;
-        `blew_up`; and what `reduce` returns. `failure` is the message of a point that failed.
+        `blew_up`; and what `reduce` returns. The coordinate `failure` is the message of a point
+        that failed, or "".
 
     Raises
     ------
@@ -618,7 +620,8 @@ def _finished(
         messages = np.array([failures.get(point.name, "") for point in found])
         shape = tuple(map(len, labels.values()))
         attrs = {"long_name": "message of a point that failed"}
-        result[FAILURE] = (tuple(labels), messages.reshape(shape), attrs)
+        # A coordinate, which arithmetic with the table passes over.
+        result.coords[FAILURE] = (tuple(labels), messages.reshape(shape), attrs)
     if failures:
         if "blew_up" in result:
             blew_up = result["blew_up"].where(result[FAILURE] == "", 1.0)

@@ -99,8 +99,8 @@ def _chosen(table: Any, name: Any) -> tuple[DataArray, list[str]]:
     names = table.attrs[AXES].split()
     if name is None:
         name = next((each for each in ("energy", "speed_sq") if each in table), None)
-    if name not in table.data_vars or table[name].dtype.kind not in "biuf":
-        numbers = [str(each) for each in table.data_vars if table[each].dtype.kind in "biuf"]
+    numbers = [str(each) for each in table.data_vars if table[each].dtype.kind in "biuf"]
+    if not isinstance(name, str) or name not in numbers:
         raise InputError(
             f"name is {shown(name)}: expected one of {', '.join(numbers)}"
             + (did_you_mean(name, numbers) if isinstance(name, str) else "")

@@ -47,13 +47,22 @@ def test_the_code_of_the_first_pages_prints_what_stands_below_it(tmp_path, monke
     assert len((DOCS.parent / "README.md").read_bytes()) < 7000
 
 
-NETWORKS = ["networks", "training", "texts", "saving", "control", "sparse_transformers", "sums"]
+NETWORKS = [
+    "networks",
+    "hugging_face",
+    "training",
+    "texts",
+    "saving",
+    "control",
+    "sparse_transformers",
+    "sums",
+]
 
 
 @pytest.mark.parametrize("page", [f"guide/{page}" for page in NETWORKS])
 def test_the_code_of_a_page_with_networks_runs(page, tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
+    pytest.importorskip("transformers" if page == "guide/hugging_face" else "sklearn")
     test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -933,6 +934,85 @@ class QKV(ShortRepr):
         if not np.isfinite(scores).all():
             raise InputError("scores scale Q^T K leave the range of doubles: scale query or key")
         return scores, value
+
+    @classmethod
+    def from_torch(cls, attention: Any) -> Self:
+        r"""Take the heads of a `torch.nn.MultiheadAttention`.
+
+        With W_q^h, W_k^h, W_v^h the rows of head h in its input projection, W_o^h its columns in
+        the output projection, and H heads of width k,
+
+        .. math:: Q_h = W_q^h, \quad K_h = W_k^h, \quad V_h = H \, W_o^h W_v^h, \quad
+           \text{scale} = 1/\sqrt k.
+
+        The factor H is there because flows take the mean over heads and attention is a sum: the
+        velocity of unit tokens x is P_x attention(x), as the module computes it in evaluation mode,
+        before a residual connection or a norm. Whether it has `batch_first` makes no difference,
+        and a causal mask is `causal=True` of `wflow.solve`.
+
+        Parameters
+        ----------
+        attention : torch.nn.MultiheadAttention
+            Self-attention. Its biases must be zero, as they are when it is made, for heads have
+            none; a bias of the keys changes no softmax and is left out.
+
+        Returns
+        -------
+        QKV
+            The heads, in double precision: query and key (H, k, d), value (H, d, d).
+
+        Raises
+        ------
+        InputError
+            For another module, keys or values of another width than the queries, `add_bias_kv`,
+            `add_zero_attn`, and biases that are not zero.
+
+        Examples
+        --------
+        >>> import torch, wflow
+        >>> attention = torch.nn.MultiheadAttention(6, num_heads=2, bias=False)
+        >>> heads = wflow.heads.QKV.from_torch(attention)
+        >>> heads.query.shape, heads.value.shape
+        ((2, 3, 6), (2, 6, 6))
+        """
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(attention, torch.nn.MultiheadAttention):
+            raise InputError(
+                f"attention is {type(attention).__name__}: expected a torch.nn.MultiheadAttention"
+            )
+        d, heads = attention.embed_dim, attention.num_heads
+        if (attention.kdim, attention.vdim) != (d, d):
+            raise InputError(
+                f"the attention has kdim = {attention.kdim} and vdim = {attention.vdim}: expected "
+                f"self-attention, with both embed_dim = {d}, for heads act on tokens of one space"
+            )
+        if attention.bias_k is not None or attention.add_zero_attn:
+            raise InputError(
+                "the attention adds a token of its own (add_bias_kv or add_zero_attn): expected "
+                "neither, for heads have none"
+            )
+
+        def array(parameter: Any) -> NDArray[np.float64]:
+            return reals(parameter.detach().cpu().double().numpy(), "a weight of the attention")
+
+        biases = {"out_proj.bias": attention.out_proj.bias}
+        if attention.in_proj_bias is not None:
+            queries, _, values = attention.in_proj_bias.chunk(3)
+            biases |= {"in_proj_bias (queries)": queries, "in_proj_bias (values)": values}
+        for name, bias in biases.items():
+            if bias is not None and (largest := float(np.abs(array(bias)).max())):
+                raise InputError(
+                    f"{name} of the attention is up to {largest:.3g}: expected zeros, for heads "
+                    "have no biases; set it to zero to have the heads without it"
+                )
+        rows = attention.in_proj_weight
+        parts = [attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight]
+        query, key, value = (
+            array(part).reshape(heads, d // heads, d)
+            for part in (parts if rows is None else rows.chunk(3))
+        )
+        out = array(attention.out_proj.weight).reshape(d, heads, d // heads)
+        return cls(query, key, heads * np.einsum("ahk,hkb->hab", out, value), scale=None)
 
 
 class Schedule(HeadLaw):

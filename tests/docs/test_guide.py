@@ -66,6 +66,28 @@ def test_the_code_of_a_page_with_networks_runs(page, tmp_path, monkeypatch, caps
     test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys)
 
 
+def test_the_loop_with_accelerate_trains_and_saves(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from wflow import nets
+
+    text = (DOCS / "guide" / "training.md").read_text(encoding="utf-8")
+    (code,) = (c for c in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "Accel" in c)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
+    vit = nets.ViT(image=(1, 4, 4), patch=2, classes=2, width=8, heads=2)
+    vit.body = nets.ContinuousTransformer(vit.body, steps=2)
+    before = [parameter.clone() for parameter in vit.parameters()]
+    samples = TensorDataset(torch.randn(16, 1, 4, 4), torch.arange(16) % 2)
+    given = {"vit": vit, "loader": DataLoader(samples, batch_size=4)}
+    given |= {"optimizer": torch.optim.Adam(vit.parameters()), "functional": torch.nn.functional}
+    exec(compile(code, "guide/training", "exec"), given)
+    again = list(nets.ViT.from_pretrained("vit").parameters())
+    assert not any(torch.equal(*pair) for pair in zip(before, again, strict=True))
+
+
 def test_the_example_of_processes_computes_in_one_process_too():
     names: dict[str, object] = {"__name__": "page"}
     for code in blocks("guide/processes"):

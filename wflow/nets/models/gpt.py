@@ -272,7 +272,7 @@ class GPT(Pretrained):
         ours = "format" in config and "transformers_version" not in config
         if ours or config.get("model_type") != "gpt2":
             return super().from_pretrained(folder)
-        gelu = _published_gelu(folder, config)
+        gelu = _published_gelu(folder / CONFIG, config)
         try:
             net = cls.from_gpt2(
                 _published_weights(folder), heads=config["n_head"], gelu=gelu, dropout=dropout
@@ -417,6 +417,21 @@ class GPT(Pretrained):
                 nn.init.zeros_(parameter)
 
 
+def gpt_of(network: Any) -> GPT:
+    """Return a GPT-2 of transformers, whatever its head, as a GPT in evaluation mode.
+
+    Raises
+    ------
+    InputError
+        For settings that `GPT` does not have.
+    """
+    config = network.config.to_dict()
+    gelu = _published_gelu("the configuration", config)
+    with torch.random.fork_rng([]):  # the weights that are drawn are replaced
+        net = GPT.from_gpt2(network.base_model.state_dict(), heads=config["n_head"], gelu=gelu)
+    return net.to(network.device).eval()
+
+
 class TokenHead(nn.Linear):
     """Layer norm and linear map without bias: (..., width) to logits (..., vocabulary).
 
@@ -540,9 +555,8 @@ _SETTINGS: dict[str, tuple[Any, Any]] = {
 _BIN = "pytorch_model.bin"
 
 
-def _published_gelu(folder: Path, config: dict[str, Any]) -> Gelu:
+def _published_gelu(path: Path | str, config: dict[str, Any]) -> Gelu:
     """Return the gelu of a GPT-2, after a check of all settings that GPT does not have."""
-    path = folder / CONFIG
     for name, (expected, default) in _SETTINGS.items():
         if config.get(name, default) != expected:
             raise InputError(

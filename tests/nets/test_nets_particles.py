@@ -389,14 +389,15 @@ def test_heads_of_all_minilm_are_as_little_tied_as_was_measured():
 
 def test_networks_of_transformers_that_cannot_be_read_are_refused_by_what_they_are():
     bert, gpt2 = of_transformers("Bert"), of_transformers("GPT2", n_inner=13)
-    padded, far = IDS.clone(), IDS.clone()
+    padded, far, wrapped = IDS.clone(), IDS.clone(), of_transformers("Bert")
+    wrapped.encoder = ContinuousTransformer(wrapped.encoder, returns="layer")
     padded[1, -1], far[0, 0] = 0, 29
     long = torch.ones(1, 17, dtype=torch.int64)
     for net, ids, match in (
         (bert, padded, "padded"), (bert, far, "token id 29"), (bert, long, "17 tokens"),
         (of_transformers("Roberta"), long[:, :16], "at most 15"), (bert, IDS.float(), "token ids"),
         (gpt2, IDS, "n_inner"), (of_transformers("DistilBert"), IDS, "family distilbert.* roberta"),
-        (bert.encoder, IDS, "families bert"),
+        (bert.encoder, IDS, "families bert"), (wrapped, IDS, "wrapped"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=match):
             particles.clouds_of(net, ids)

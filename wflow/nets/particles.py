@@ -255,8 +255,14 @@ class _Encoder(nn.Module):
             )
         self.embed, self.pad = encoder.embeddings, config.pad_token_id
         self.project = getattr(encoder, "embeddings_project", nn.Identity())  # of ELECTRA
-        with torch.random.fork_rng([]):
-            self.body = Stack(_PostNorm(layer) for layer in encoder.encoder.layer)
+        try:
+            with torch.random.fork_rng([]):
+                self.body = Stack(_PostNorm(layer) for layer in encoder.encoder.layer)
+        except AttributeError:
+            raise InputError(
+                f"the layers of the {type(encoder).__name__} are not those that the library made: "
+                "expected them; read the network before its layers are wrapped or replaced"
+            ) from None
 
     def forward(self, tokens: Tensor) -> Tensor:
         ids, positions = self.embed.word_embeddings, self.embed.position_embeddings.num_embeddings

@@ -1,5 +1,6 @@
 """Networks in folders: bitwise round trips, folders that are refused, GPT-2 of Hugging Face."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -390,6 +391,21 @@ def test_the_library_refuses_folders_of_networks_that_it_does_not_have(library, 
             kind.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="wflow"):
         library.AutoModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "transformer.h.2.ln_1.weight", "transformer.h.1.ln_1.weight"]
+)
+def test_a_folder_with_other_weights_than_its_network_has_is_refused(saved, name):
+    from safetensors.torch import load_file, save_file
+
+    path = saved / "model.safetensors"
+    state = load_file(path)
+    state[name] = state.pop(name, torch.zeros(6))[:5]
+    save_file(state, path)
+    edited(saved, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    with refused("another network"):
+        nets.GPT.from_pretrained(saved)
 
 
 def test_folders_of_the_first_format_are_read(saved):

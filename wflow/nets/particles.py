@@ -22,9 +22,9 @@ norms the scores depend on the norms of the tokens themselves, and all of them g
 
 Networks of transformers are read, too: GPT-2 as the `GPT` that it is, and BERT and its relatives,
 whose blocks take x to norm_2(u + ff(u)), u = norm_1(x + attention(x)). There attention is given x
-itself, so that the heads are those of a block without layer norms at the radius of the token, and
-what is lost beside the above are gain, bias and mean of the layer norms that follow: a direction
-moves by P_u attention(r u)/r. Tokens are the directions of x, with their mean.
+itself, so that the heads are those of a block without layer norms, at a radius r that is the norm
+of x, and what is lost beside the above are gain, bias and mean of the layer norms that follow: a
+direction u moves by P_u attention(r u)/r. Tokens are the directions of x, with their mean.
 """
 
 import hashlib

@@ -269,7 +269,9 @@ class GPT(Pretrained):
         folder = path_of(folder, "folder")
         config = read_config(folder)
         # transformers keeps our settings, an old digest too, where it saves such a network again.
-        ours = "format" in config and "transformers_version" not in config
+        ours = (
+            str(config.get("format")).startswith("wflow") and "transformers_version" not in config
+        )
         if ours or config.get("model_type") != "gpt2":
             return super().from_pretrained(folder)
         gelu = _published_gelu(folder / CONFIG, config)
@@ -399,11 +401,11 @@ class GPT(Pretrained):
         if "transformer.wte.weight" not in state:
             return state
         state = {name.removeprefix("transformer."): weight for name, weight in state.items()}
-        own = self.state_dict()
+        names, own = _gpt2_names(_depth_of(state)), self.state_dict()
         return {
-            ours: _turned(name, state[name])
-            for name, ours in _gpt2_names(_depth_of(state)).items()
-            if name in state and ours in own
+            names.get(name, name): _turned(name, weight)
+            for name, weight in state.items()
+            if names.get(name) in own or not (name in names and name.endswith("bias"))
         }
 
     def _begin(self, std: float, residual_std: float) -> None:

@@ -26,7 +26,9 @@ def test_chunks_hold_the_same_numbers(path, chunks):
             assert parts.energy.chunks[1] == (4, 4, 3)
 
 
-@pytest.mark.parametrize("chunks", [0, -2, 1.5, True, "x", [1], {"nope": 1}, {"time": 0}, {1: 2}])
+@pytest.mark.parametrize(
+    "chunks", [0, -2, 10**30, 1.5, True, "x", [1], {"nope": 1}, {"time": 0}, {1: 2}]
+)
 def test_chunks_that_are_no_sizes_are_refused(path, chunks):
     with pytest.raises(wflow.InputError, match="chunks"):
         wflow.open(path, chunks=chunks)

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.checks import path_of, shown
+from wflow._core.checks import path_of, shown, whole
 from wflow._core.errors import InputError, RunFileError, WflowWarning, warn
 from wflow._core.extras import required
 from wflow._core.files import (
@@ -567,7 +567,7 @@ def open_run(path: str | os.PathLike[str], *, chunks: Any = None) -> "xarray.Dat
         if not attrs["complete"]:
             ends = {dim: recorded(file, dim) for dim in ("time", "snapshot")}
     if chunks is not None:
-        check_chunks(chunks, {dim for variable in found[0].values() for dim in variable.dims})
+        chunks = as_chunks(chunks, {dim for variable in found[0].values() for dim in variable.dims})
     source: Any = str(path)
     if not attrs["complete"]:  # a Python file is used for the reasons given in open_hdf5
         source = open_regular(path)
@@ -597,25 +597,31 @@ def open_run(path: str | os.PathLike[str], *, chunks: Any = None) -> "xarray.Dat
     return cut
 
 
-def check_chunks(chunks: Any, dims: set[str]) -> None:
-    """Refuse chunks that are no sizes of these dimensions, and any where Dask is missing."""
-    sizes = chunks.values() if isinstance(chunks, Mapping) else [chunks]
-    unknown = [dim for dim in chunks if dim not in dims] if isinstance(chunks, Mapping) else []
-    if unknown:
+def as_chunks(chunks: Any, dims: set[str]) -> Any:
+    """Return sizes of chunks along these dimensions, checked; refuse any where Dask is missing."""
+
+    def checked(size: Any) -> int | str:
+        if isinstance(size, str) and size == "auto":
+            return "auto"
+        with suppress(InputError):
+            if found := whole(size, "chunks", least=-1):
+                return found
         raise InputError(
-            f"chunks has {shown(unknown[0])}: expected dimensions of the run, which are "
-            f"{', '.join(sorted(dims))}"
+            f"chunks is {shown(chunks)}: expected whole numbers > 0, -1 for a whole dimension, or "
+            "'auto', for all dimensions or as a dict by their names"
         )
-    for size in sizes:
-        number = isinstance(size, int | np.integer) and not isinstance(size, bool)
-        if not (
-            (number and (size == -1 or size > 0)) or (isinstance(size, str) and size == "auto")
-        ):
+
+    if not isinstance(chunks, Mapping):
+        found: Any = checked(chunks)
+    else:
+        found = {dim: checked(size) for dim, size in chunks.items()}
+        if unknown := [dim for dim in found if dim not in dims]:
             raise InputError(
-                f"chunks is {shown(chunks)}: expected whole numbers > 0, -1 for a whole dimension, "
-                "or 'auto', for all dimensions or as a dict by their names"
+                f"chunks has {shown(unknown[0])}: expected dimensions of the run, which are "
+                f"{', '.join(sorted(dims))}"
             )
     required("dask.array", "dask", "chunks")
+    return found
 
 
 def lazily(path: Path, source: Any, found: "lazy.Contents", chunks: Any = None) -> "xarray.Dataset":

@@ -270,7 +270,7 @@ def findings(flags: EdiDefect, table: "study.Dataset") -> list[Finding]:
             "chain rule",
             "; ".join(f"{problem}: {orders_text(table, plain, problem)}" for problem in names),
             chain.pop() if len(chain) == 1 else "confirmed in part",
-        )
+        ).of_theorem()
     ]
     for problem in names:
         verdict = closes(table, upper, problem)
@@ -292,7 +292,7 @@ def findings(flags: EdiDefect, table: "study.Dataset") -> list[Finding]:
         "the two residuals differ by the integral of `edi_defect`, the covariance over heads "
         "of gradient and inverse mobility, and by nothing else", "docs/theory/energy.md",
         f"largest gap over all runs by euler: {gap:.0e}", gap < 1e-11,
-    ))  # fmt: skip
+    ).of_theorem())  # fmt: skip
     return rows + of_noise(flags, table)
 
 

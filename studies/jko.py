@@ -237,7 +237,7 @@ def findings(table: "study.Dataset", laws: Laws) -> list[Finding]:
             f"{case.name}: minimizing movements converge to `{flow}` at first order in tau "
             f"(slope 1 within {SLOPE_TOLERANCE:g})", case.source, laws[case.name, flow], 1.0,
             SLOPE_TOLERANCE, note=f", distance {last:.1e} at the smallest tau",
-        ))  # fmt: skip
+        ).of_theorem())  # fmt: skip
     for case in (case for case in CASES if len(case.flows) > 1):
         law, at = laws[case.name, "softmax"], smallest["distance"].sel(case=case.name)
         far, near = (float(at.sel(flow=flow).mean()) for flow in ("softmax", "effective"))

@@ -175,7 +175,7 @@ def findings(
         "tokens come to rest where int |dE/dt| dt < inf", THEOREM, text,
         [run.verdict == "stationary" for run in quiet.values()],
         known=[run.verdict != "undecided" for run in quiet.values()],
-    )  # fmt: skip
+    ).of_theorem()  # fmt: skip
     relaxing = limits["relaxing"]
     text = f"int |dE/dt| dt = {relaxing.power_integral[0]:.3g}, of it "
     text += f"{relaxing.power_integral[1]:.1e} in the tail; {relaxing.reasons[0]}"

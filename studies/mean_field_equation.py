@@ -279,7 +279,7 @@ def findings(flags: MeanFieldEquation, table: "study.Dataset") -> list[Finding]:
             f"slope is -0.5 within {MARGIN:g}",
             SOURCE_OF_MOMENTS,
             {f"$d = {d}$:": fit(table, d, name) for d in flags.d}, -0.5, MARGIN, root=True,
-        )
+        ).of_theorem()
         for name, text in QUANTITIES.items()
     ]  # fmt: skip
     laws = {f"$d = {d}$:": fit(table, d, "w2") for d in flags.d}
@@ -294,7 +294,7 @@ def findings(flags: MeanFieldEquation, table: "study.Dataset") -> list[Finding]:
         f"{MARGIN:g}",
         SOURCE_OF_W2, laws, known, MARGIN,
         note="; known " + ", ".join(f"{slope:.3f}" for slope in known.values()),
-    ))  # fmt: skip
+    ).of_theorem())  # fmt: skip
     residual = table["residual"].max(("n", "path")).values
     limit = table["limit_residual"].values
     found.append(Finding.decided(
@@ -308,7 +308,7 @@ def findings(flags: MeanFieldEquation, table: "study.Dataset") -> list[Finding]:
             )
         ), np.maximum(residual, limit) < CLOSES * table["dissipated"].values,
         known=np.isfinite(residual + limit),
-    ))  # fmt: skip
+    ).of_theorem())  # fmt: skip
     return found
 
 

@@ -157,7 +157,7 @@ def findings(flags: MeanFieldLarge, table: "study.Dataset", laws: Fits) -> list[
             f"the {QUANTITIES[name]} at T deviates from the limit like n^(-1/2): slope -0.5 "
             f"within {MARGIN:g}",
             "central limit theorem and propagation of chaos", law, -0.5, MARGIN, root=True,
-        )
+        ).of_theorem()
         for name, law in laws.items()
     ]  # fmt: skip
     residual, of_limit = table["residual"].values, float(table["reference_residual"])

@@ -70,7 +70,7 @@ _PACKAGES = ("wflow", "numpy", "scipy", "numba", "pot", "xarray", "h5netcdf")
 
 
 Verdict = Literal[
-    "confirmed", "confirmed in part", "not confirmed", "inconclusive",
+    "confirmed", "consistent", "confirmed in part", "not confirmed", "inconclusive",
     "confirmed at this size", "confirmed in part at this size", "not confirmed at this size",
 ]  # fmt: skip
 AT_THIS_SIZE = " at this size"
@@ -88,9 +88,10 @@ class Finding(ShortResult):
         Paper and theorem, or chapter of the theory.
     found : str
         The numbers, and where the prediction holds if only in part.
-    verdict : {"confirmed", "confirmed in part", "not confirmed", "inconclusive"}
-        Decided by the study's code from its numbers: "confirmed in part" where it holds in some of
-        the cases that it covers, "inconclusive" where an effect is within its spread or was not
+    verdict : {"confirmed", "consistent", "confirmed in part", "not confirmed", "inconclusive"}
+        Decided by the study's code from its numbers: "consistent" where they agree with a theorem,
+        which runs do not prove, "confirmed in part" where it holds in some of the cases that it
+        covers, "inconclusive" where an effect is within its spread or was not
         measured. A claim of a paper that was tried below its size is, for example, "confirmed at
         this size".
 
@@ -123,6 +124,22 @@ class Finding(ShortResult):
         if self.verdict == "inconclusive" or not self.source.startswith("["):
             return self
         return replace(self, verdict=cast(Verdict, self.verdict + AT_THIS_SIZE))
+
+    def of_theorem(self) -> Finding:
+        """Return the finding about a statement that is proved, which runs do not prove again.
+
+        Returns
+        -------
+        Finding
+            With "consistent" in the place of "confirmed".
+
+        Examples
+        --------
+        >>> from wflow import study
+        >>> study.Finding("E falls", "[MHT] 4.13", "by 0.3", "confirmed").of_theorem().verdict
+        'consistent'
+        """
+        return replace(self, verdict="consistent") if self.verdict == "confirmed" else self
 
     @classmethod
     def decided(

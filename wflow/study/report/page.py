@@ -618,7 +618,7 @@ def _conclusion_of_study(study: Study) -> str:
 def _findings_html(findings: Sequence[Mapping[str, str]]) -> str:
     if not findings:
         return ""
-    badges = {"confirmed": "pass", "not confirmed": "fail"}
+    badges = {"confirmed": "pass", "consistent": "pass", "not confirmed": "fail"}
 
     def badge(verdict: str) -> str:
         return badges.get(verdict.removesuffix(" at this size"), "part")

@@ -608,7 +608,7 @@ def main_table(flags: RwpoBenchmarks, results: Results) -> str:
             "OT-Flow then": cell(values["equal_time_base"]),
             "1000 MMD$^2$": cell(1000 * values["mmd"], ".2f"),
             "NLL": f"({nll})" if printed else nll,
-            "not inverted or folded (%)": cell(100 * lost, ".2g"),
+            "not inverted or folded (%)": cell(100 * lost, ".3g"),
             "ms per step": cell(1000 * values["step_seconds"], ".0f"),
             "$\\lambda$": cell(values["lam"], ".2f"),
             "$\\beta$": cell(values["beta"], ".2f"),

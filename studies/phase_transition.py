@@ -276,7 +276,8 @@ def orders(flags: PhaseTransition, files: dict[str, Path]) -> "study.Dataset":
     branches = {flow: branch_of(flags, flags.beta, flow) for flow in FLOWS}
 
     def measure(flow: FlowName, start: str, ratio: float) -> dict[str, Any]:
-        times, square = order_of(files[f"{flow}_{ratio:g}_from_{start}"])
+        with wflow.open(files[f"{flow}_{ratio:g}_from_{start}"]) as run:
+            times, square = run["snapshot"].values, order_of(run)
         last = change = np.nan
         if flags.equation:
             with wflow.open(files[f"equation_{flow}_{ratio:g}_from_{start}"]) as run:

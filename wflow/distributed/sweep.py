@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import check_choice, did_you_mean, function, path_of, shown, switch, whole
-from wflow._core.errors import BlowUpError, InputError, Interrupted, warn
+from wflow._core.errors import BlowUpError, InputError, Interrupted, WflowWarning, warn
 from wflow._core.files import own_folder
 from wflow._core.identity import check_comparable
 from wflow._core.invocation import command_text
@@ -629,7 +629,8 @@ def _finished(
         place = next(point for point in found if point.name in failures)
         warn(
             f"{len(failures)} of {len(found)} points failed, the first at {place.text}: their "
-            f"values are NaN, and `{FAILURE}` says why (on_error='raise' ends the sweep)"
+            f"values are NaN, and `{FAILURE}` says why (on_error='raise' ends the sweep)",
+            WflowWarning,
         )
     return result.assign_attrs(
         {

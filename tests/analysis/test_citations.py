@@ -23,9 +23,9 @@ def test_a_run_in_memory_in_a_file_and_in_a_folder_has_the_papers_of_its_parts(t
     run.close()
     papers = wflow.cite(run)
     assert papers == wflow.cite(tmp_path / "run.h5") == wflow.cite(str(tmp_path))
-    assert list(papers) == ["wflow", "MHT"]
+    assert list(papers) == ["wflow", "MHT", "GLPR"]
     assert papers["MHT"].split(", ") == [
-        "the jumps of the heads", "the Ornstein-Uhlenbeck heads", "the flow softmax",
+        "the jumps of the heads", "the Ornstein-Uhlenbeck heads", "its energy balance",
     ]  # fmt: skip
     assert main(["cite", str(tmp_path / "run.h5")]) == 0
     said = capsys.readouterr()

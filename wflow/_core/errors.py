@@ -111,8 +111,7 @@ class WflowWarning(UserWarning):
 
     Examples
     --------
-    >>> import warnings, wflow
-    >>> warnings.filterwarnings("error", category=wflow.WflowWarning)  # in tests, say
+    >>> import wflow
     >>> issubclass(wflow.AccuracyWarning, wflow.WflowWarning)
     True
     """

@@ -28,6 +28,14 @@ _LAWS = {
     "Schedule": ("MHT", "heads that change from layer to layer"),
     "CompoundPoisson": ("MHT", "the jumps of the heads"),
 }
+_FLOWS = {
+    "softmax": (("GLPR", "the flow softmax"), ("MHT", "its heads and its energy balance")),
+    "unnormalised": (
+        ("GLPR", "the flow unnormalised"),
+        ("MHT", "its heads and its energy balance"),
+    ),
+    "effective": (("MHT", "the flow effective"),),
+}
 _SCHEMES = {
     "heun": ("HNW1993", "the scheme heun"),
     "rk4": ("HNW1993", "the scheme rk4"),
@@ -156,8 +164,7 @@ def _papers(attrs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "law" in config:
         yield from _known(_LAWS, law_name(config))
         yield from _inner(config["law"])
-    if flow_name(config) in ("softmax", "unnormalised", "effective"):
-        yield "MHT", f"the flow {flow_name(config)}"
+    yield from _FLOWS.get(flow_name(config), ())
     if isinstance(config.get("mesh"), dict):
         yield "MHT", "the mean-field equation"
         yield from _known(_MESHES, _name(config["mesh"], "kind"))

@@ -768,7 +768,9 @@ def to_arviz(run: xarray.Dataset, *, burn_in: float = 0.5) -> xarray.DataTree:
 
     Of a Langevin sampler every token is a chain, and its draws are the snapshots. The tokens of
     `brwp` interact, and move without noise: a path is a chain, whose draws are its tokens at the
-    end. Chains of `wflow.sampling.reference` keep their dimensions.
+    end, in no order of time, so that `burn_in` leaves nothing out and neither R-hat nor effective
+    sizes say anything about convergence. Chains of `wflow.sampling.reference` keep their
+    dimensions.
 
     Parameters
     ----------
@@ -816,8 +818,8 @@ def to_arviz(run: xarray.Dataset, *, burn_in: float = 0.5) -> xarray.DataTree:
         groups = {"posterior": _chains(run, burn_in).to_dataset(name="samples")}
     else:
         raise InputError(
-            f"run is {shown(run)} without samples: expected a Dataset of a sampler; give it "
-            "snapshots=[...]"
+            f"run is {shown(run)} without samples (path, snapshot, token, axis): expected the "
+            "whole Dataset of a sampler with snapshots"
         )
     tree = xarray.DataTree.from_dict(groups)
     tree["posterior"].attrs |= {

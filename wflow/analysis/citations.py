@@ -29,10 +29,10 @@ _LAWS = {
     "CompoundPoisson": ("MHT", "the jumps of the heads"),
 }
 _FLOWS = {
-    "softmax": (("GLPR", "the flow softmax"), ("MHT", "its heads and its energy balance")),
+    "softmax": (("GLPR", "the flow softmax"), ("MHT", "its energy balance")),
     "unnormalised": (
         ("GLPR", "the flow unnormalised"),
-        ("MHT", "its heads and its energy balance"),
+        ("MHT", "its energy balance"),
     ),
     "effective": (("MHT", "the flow effective"),),
 }

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from wflow._core.adaptive import as_scheme, scheme_from_config
 from wflow._core.checks import MetricName, path_of, positive, switch
@@ -71,9 +70,6 @@ _BLOCK = 1 << 21  # values of one variable in memory at a time
 _FEWEST = 10  # record times from which the scatter of a rate can be judged
 _SIGMAS = 8.0  # rates have heavy tails where records are far apart
 _FLOOR = 0.01
-_THREE_SIGMA = 0.99865  # probability that a normal value is below 3 deviations
-_SEEN = 8.0  # steps between two records from which the change within a step is concluded
-_OF_TOLERANCE = 100.0  # of adaptive steps: tens of them add up
 _TERMS = ("energy", "work_weights", "work_ito", "dissipated", "martingale")
 # What earlier files have in first order of the noise alone.
 _FIRST_ORDER = {
@@ -342,11 +338,10 @@ def _off(integral: Array, rates: Array, lengths: Array, step: float | None) -> f
 def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
     """Check that the mean residual at the last time is what finite steps and paths explain.
 
-    limit = min(tolerance turnover, step error) + spread, with the turnover the mean over the paths
-    of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated| (+ |work_diffusion|): drift and Itô
-    correction nearly cancel and each grows with T, so that their sizes one by one tell nothing. The
-    step error is that of `_step_error`; spread = min(t s, 3 max(s, noise)) for the standard error s
-    and the quantile t of Student that is 3 for many paths, and 3 noise for one path.
+    limit = tolerance turnover + 3 max(standard error, noise), with the turnover the mean over the
+    paths of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated| (+ |work_diffusion|): drift
+    and Itô correction nearly cancel and each grows with T, so that their sizes one by one tell
+    nothing.
 
     noise^2 = dt^2 int (|weight_power| + |dissipation| + ito_power + |diffusion_power|)^2
     (4 ito_power / (H E) + 16 |diffusion_power| / (n E)) dt / paths: what a step leaves out under
@@ -369,23 +364,14 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
     residual = terms["edi_residual"]
     count = residual.size
     mean, deviation = (float(value) for value in mean_and_error(residual))
-    noise, share = _noise(ds, config, known), tolerance * turnover
-    step = _step_error(ds, config, known, turnover)
-    step += _error_of_sums(config) * float(sum(np.abs(v).mean() for v in terms.values()))
-    spread = 3 * float(np.fmax(deviation, noise))
-    if count > 1:
-        spread = min(spread, float(stdtrit(count - 1, _THREE_SIGMA)) * deviation)
-    limit = min(share, step) + spread
-    note = f"|mean of edi_residual at T| over {count} paths"
-    if count == 1:
-        note = "|edi_residual at T|, one path"
-    note += (
-        f"; limit = {tolerance:g} x turnover {turnover:.3g}"
-        if share < step
-        else (f"; limit = error of the steps {step:.2g}")
-    )
-    if spread:
-        note += f" + {spread:.2g} for the " + ("spread over the paths" if count > 1 else "noise")
+    noise = _noise(ds, config, known)
+    limit = tolerance * turnover + 3 * float(np.fmax(deviation, noise))
+    note = f"|mean of edi_residual at T| over {count} paths" if count > 1 else "|edi_residual at T|"
+    share = 100 * abs(mean) / turnover if turnover else 0.0
+    note += f": {share:.2g} % of the turnover {turnover:.3g} of the terms, of which "
+    note += f"{100 * tolerance:g} % passes (--tolerance), and 3 x "
+    note += f"the larger of standard error {deviation:.2g} and " if count > 1 else ""
+    note += f"noise of the steps {noise:.2g}, which falls like dt"
     if "cell" in ds.sizes:
         note += "; it has the errors of cells and steps, which finer ones lower"
     elif abs(mean) > limit:
@@ -393,42 +379,6 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
     if count < known.size:
         note += f"; {known.size - count} paths without a finite balance left out"
     return below(name, abs(mean), limit, note)
-
-
-def _step_error(
-    ds: "Dataset", config: dict[str, Any], known: NDArray[np.bool_], turnover: float
-) -> float:
-    """Return what the steps of a scheme may leave in the mean residual; inf if that is not known.
-
-    A step of a scheme of order p leaves rate dt (dt / time)^p up to a constant, where `time` is
-    that in which the rates of the budget change by their own size. With their sizes and changes at
-    record times h apart this adds up to the mean over the paths of
-
-        sum h rate (|change| / rate dt / h)^q,    q = min(p, 2),
-
-    for q = 1 dt times the variation of the rates, of which Euler steps of a gradient flow leave a
-    quarter. Changes by noise grow like sqrt(h), and those of smooth rates are not resolved by
-    records far apart: dt / h is at least 1 / `_SEEN`. For the same reason q is not larger. Steps
-    that are chosen by their error leave some rtol of the turnover (docs/theory/method.md).
-    """
-    if _has_densities(ds, config):
-        return math.inf  # their cells have errors, too
-    tableau, control = as_scheme(scheme_from_config(config.get("scheme")))
-    if control is not None:
-        return _OF_TOLERANCE * (control.rtol + control.atol) * turnover
-    lengths, dt = np.diff(ds["time"].values), float(config.get("dt", 0.0))
-    share, q = np.maximum(dt / lengths, 1 / _SEEN), min(tableau.order, 2)
-    names = [name for name in _PAIRS.values() if name in ds and name != "upper_gradient_sq"]
-    total, count = 0.0, 0
-    for start, energy in blocks(ds, "energy"):
-        rows = slice(start, start + len(energy))
-        columns = [ds[name][rows].values[known[rows]] for name in names]
-        rate = sum(np.abs(values) for values in columns)
-        change = sum(np.abs(np.diff(values, axis=1)) for values in columns)
-        rate = np.maximum(rate[:, 1:], rate[:, :-1])
-        left = np.where(change > 0, rate * (change / rate * share) ** q, 0.0) @ lengths
-        total, count = total + float(left.sum()), count + left.size
-    return total / max(count, 1)
 
 
 def _noise(ds: "Dataset", config: dict[str, Any], known: NDArray[np.bool_]) -> float:
@@ -575,7 +525,7 @@ def verify(
     path : str, pathlib.Path or xarray.Dataset
         Run file, or a run of `wflow.solve` or `wflow.open`.
     tolerance : float, default 0.05
-        Share of the turnover that the error of the steps may reach at most.
+        Share of the turnover that the mean residual may reach; time steps are finite.
     progress : bool, default False
         Whether to show how far the reading of a large file has come.
 
@@ -596,17 +546,11 @@ def verify(
     With the residual R(T) of the balance E(T) - E(0) = work_weights + work_ito - dissipated +
     martingale + R(T) (with work_diffusion and martingale_tokens where tokens diffuse), it closes if
 
-    .. math::
-
-        \bigl| \overline{R(T)} \bigr| \le \min\Bigl( \text{tolerance} \times \text{turnover},\;
-        \sum_k h\, r_k \Bigl( \frac{|\Delta r_k|}{r_k} \frac{dt}{h} \Bigr)^q \Bigr) + t\,\sigma,
+    .. math:: \bigl| \overline{R(T)} \bigr| \le \text{tolerance} \times \text{turnover} + 3\,\sigma,
 
     in the mean over the paths, where the turnover is the mean over paths of ``|E(T) - E(0)| +
-    |work_weights + work_ito| + |dissipated|``. The sum is what steps of the scheme leave, of order
-    q = 1 or 2: r is the size of the rates of the budget and Delta r their change from one record
-    time to the next, h later. Sigma is the standard error and t the quantile of Student that is 3
-    for many paths; for one path t sigma is what the noise of the steps makes of so many heads, and
-    falls like dt.
+    |work_weights + work_ito| + |dissipated|``, and sigma the standard error, at least what the
+    noise of the steps makes of so many heads and paths; it falls like dt.
 
     Examples
     --------

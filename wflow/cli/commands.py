@@ -126,7 +126,7 @@ class Verify:
     file: tyro.conf.Positional[RunFile]
     """Run file."""
     tolerance: float = 0.05
-    """Largest share of the energy turned over that the error of the steps may reach."""
+    """Mean residual of the energy balance that passes, as a share of the energy turned over."""
 
     def __call__(self) -> int:
         from wflow.analysis.verify import verify

@@ -203,8 +203,8 @@ class RunAccessor:
         Parameters
         ----------
         tolerance : float, optional
-            Of `wflow.verify`: largest share of the energy turned over that the error of the
-            steps may reach.
+            Of `wflow.verify`: mean residual that passes, as a share of the energy turned
+            over.
 
         Returns
         -------

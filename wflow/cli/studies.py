@@ -101,7 +101,8 @@ def check_name(name: str) -> None:
         stem = Path(name).name.removesuffix(".py")  # of studies/ou_heads.py, too
         from wflow._core.checks import did_you_mean  # loads NumPy
 
-        hint = f"; did you mean {stem}?" if stem in names() else did_you_mean(stem, names())
+        known = ["list", *names()]
+        hint = f"; did you mean {stem}?" if stem in known else did_you_mean(stem, known)
         raise InputError(f"there is no study {name!r}{hint or f': {every}'}")
 
 

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from wflow._core.errors import InputError
 from wflow._core.files import own_folder
 from wflow._core.invocation import command_text
-from wflow._core.printable import printable
+from wflow._core.printable import printable, without_latex
 from wflow._core.processes import check_main_guard
 from wflow._core.progress import Advance, progress
 from wflow._core.reprs import ShortResult
@@ -792,5 +792,7 @@ def findings_text(findings: Sequence[Finding]) -> str:
     entries = []
     for f in findings:
         entry = f"- **{f.verdict}**: {f.prediction} ({f.source}). Found: {f.found}."
-        entries.append(textwrap.fill(entry, 100, subsequent_indent="  ", break_long_words=False))
+        entries.append(
+            textwrap.fill(without_latex(entry), 100, subsequent_indent="  ", break_long_words=False)
+        )
     return "\n".join(entries)

@@ -29,7 +29,7 @@ import numpy as np
 from wflow._core.checks import path_of, shown, switch
 from wflow._core.errors import InputError, RunFileError
 from wflow._core.invocation import shell_line
-from wflow._core.printable import printable
+from wflow._core.printable import printable, without_latex
 from wflow._version import __version__
 from wflow.analysis.description import with_error
 from wflow.plots.charts import Chart, escaped, plain
@@ -226,8 +226,8 @@ def _plot_library() -> str:
 
 
 def _prose(value: Any) -> str:
-    """Convert any value to text of a page, with what stands between backticks as code."""
-    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escaped(value))
+    """Convert any value to text of a page: backticks as code, formulas as plain text."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escaped(without_latex(str(value))))
 
 
 def _absent(why: str) -> str:

@@ -215,10 +215,39 @@ def test_another_setting_gives_another_run(shown):
     assert explorer.film["d"] == explorer.run.sizes["axis"] == 5
     points = np.frombuffer(explorer.film["points"], "<f4").reshape(-1, SMALL["n"], 3)
     assert len(points) == SMALL["steps"] + 1
-    for bad in ({"n": 0}, {"flow": "none"}, {"rate": 0}, {"nonsense": 1}):
-        with pytest.raises(wflow.InputError):
-            explorer.settings = {**explorer.settings, **bad}
-        assert explorer.film.keys() == {"error"}
+
+
+BAD = [{"n": 0}, {"d": 1}, {"heads": 0}, {"heads": 2.5}, {"sigma": -1}, {"rate": 0}, {"dt": 0}]
+BAD += [{"law": "typo"}, {"flow": "none"}, {"beta": "4"}, {"seed": -1}, {"steps": True}]
+BAD += [{"nonsense": 1}]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_settings_that_cannot_be_used_change_nothing(bad):
+    pytest.importorskip("anywidget")
+    explorer = wflow.explore(**SMALL)
+    settings, film, run = explorer.settings, explorer.film, explorer.run
+    with pytest.raises(wflow.InputError, match=next(iter(bad))):
+        explorer.settings = {**settings, **bad}
+    assert (explorer.settings, explorer.film) == (settings, film) and explorer.run is run
+    if "nonsense" not in bad:
+        with pytest.raises(wflow.InputError, match=next(iter(bad))):
+            wflow.explore(**{**SMALL, **bad})
+
+
+def test_a_step_that_is_too_large_changes_nothing_and_is_said_on_the_page():
+    pytest.importorskip("anywidget")
+    explorer = wflow.explore(**SMALL)
+    settings, film, run = explorer.settings, explorer.film, explorer.run
+    with pytest.raises(wflow.BlowUpError):
+        explorer.settings = {**settings, "dt": 1e5}
+    assert explorer.settings == settings and explorer.run is run
+    added = {"error": explorer.film["error"], "failed": {**settings, "dt": 1e5}}
+    assert explorer.film == {**film, **added} and "blows up" in explorer.film["error"]
+    explorer.settings = {**settings, "beta": 5.0}
+    assert "error" not in explorer.film and explorer.run is not run
+    with pytest.raises(wflow.BlowUpError):
+        wflow.explore(**{**SMALL, "dt": 1e5})
 
 
 def test_a_notebook_shows_it(tmp_path, monkeypatch):

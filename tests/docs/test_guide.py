@@ -5,6 +5,7 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib import pyplot
@@ -96,6 +97,14 @@ def test_the_example_of_processes_computes_in_one_process_too():
     for code in blocks("guide/processes"):
         exec(compile(code, "guide/processes", "exec"), names)
     assert names["final_energy"](0) == names["final_energy"](0) > 0
+
+
+def test_the_cells_of_the_explorer_set_what_it_shows():
+    pytest.importorskip("anywidget")
+    names: dict[str, Any] = {}
+    for code in blocks("explore"):
+        exec(compile(code, "explore", "exec"), names)
+    assert names["explorer"].run.sizes["axis"] == names["explorer"].film["settings"]["d"] == 16
 
 
 def test_the_study_that_is_there_to_copy_runs_and_is_short(tmp_path, monkeypatch, capsys):

@@ -174,7 +174,9 @@ def test_without_anywidget_the_error_names_the_extra(monkeypatch):
         wflow.explore()
 
 
-def test_the_page_of_a_notebook_shows_the_film_and_asks_for_others(shown, page):
+@pytest.fixture
+def notebook(shown, page) -> tuple[Any, dict[str, Any], Any]:
+    """The page with a kernel that answers by hand, its settings and their run."""
     shown.get(page)
     settings = shown.execute_script("return wflowExplore.local(arguments[0]).settings", SMALL)
     run = MODULE._run(**settings)
@@ -188,20 +190,50 @@ def test_the_page_of_a_notebook_shows_the_film_and_asks_for_others(shown, page):
           film[key] = new DataView(Uint8Array.from(film[key]).buffer);
         window.model = { settings, film: { settings, ...film }, get(key) { return this[key]; },
           set(key, value) { this[key] = value; }, save_changes() { this.asked = this.settings; },
-          on(name, f) { this.changed = f; }, off() {} };
+          on(name, f) { this.changed = f; }, off() {},
+          answer(settings, more) { this.film = { settings, ...film, ...more }; this.changed(); } };
         const blob = new Blob([script], { type: "text/javascript" });
         import(URL.createObjectURL(blob)).then((module) => {
           el.replaceChildren(); module.default.render({ model, el }); done(); });""",
         MODULE._module(), settings, film,
     )  # fmt: skip
+    return shown, settings, run
+
+
+def test_the_page_of_a_notebook_shows_the_film(notebook):
+    shown, _, run = notebook
     waited(shown, 2.5)
     energy = shown.find_element("css selector", ".side > output").text
     assert energy.endswith(f"energy {run.energy[0, -1].item():#.6g}")
-    moved(shown, "d", 5)
+
+
+def test_the_page_of_a_notebook_waits_for_the_film_that_it_asked_for_last(notebook):
+    shown, settings, _ = notebook
+
+    def answered(settings: dict[str, Any], **more: object) -> list[object]:
+        """What the page shows after a film: its state, a problem, and the slider of beta."""
+        return shown.execute_script(
+            "model.answer(...arguments); const text = (name) => document.querySelector(name)."
+            "textContent; return [text('.buttons output'), text('.problem'),"
+            "Number(document.querySelector('.controls input[max=\"12\"]').value)]",
+            settings, more,
+        )  # fmt: skip
+
+    moved(shown, "beta", 6)
     waited(shown, 0.5)
-    assert shown.execute_script("return model.asked") == {**settings, "d": 5}
-    shown.execute_script("model.film = { error: 'too large' }; model.changed()")
-    assert shown.find_element("css selector", ".problem").text == "too large"
+    six, nine = {**settings, "beta": 6}, {**settings, "beta": 9}
+    assert shown.execute_script("return model.asked") == six
+    moved(shown, "beta", 9)
+    assert answered(six) == ["computing", "", 9], "before nine is asked for"
+    waited(shown, 0.5)
+    assert shown.execute_script("return model.asked") == nine
+    assert answered(six) == ["computing", "", 9]
+    assert answered(settings, error="too large", failed=six) == ["computing", "", 9]
+    assert answered(nine) == ["", "", 9]
+    moved(shown, "beta", 12)
+    waited(shown, 0.5)
+    failed = {**settings, "beta": 12}
+    assert answered(nine, error="too large", failed=failed) == ["", "too large", 9]
 
 
 def test_another_setting_gives_another_run(shown):
@@ -215,10 +247,39 @@ def test_another_setting_gives_another_run(shown):
     assert explorer.film["d"] == explorer.run.sizes["axis"] == 5
     points = np.frombuffer(explorer.film["points"], "<f4").reshape(-1, SMALL["n"], 3)
     assert len(points) == SMALL["steps"] + 1
-    for bad in ({"n": 0}, {"flow": "none"}, {"rate": 0}, {"nonsense": 1}):
-        with pytest.raises(wflow.InputError):
-            explorer.settings = {**explorer.settings, **bad}
-        assert explorer.film.keys() == {"error"}
+
+
+BAD = [{"n": 0}, {"d": 1}, {"heads": 0}, {"heads": 2.5}, {"sigma": -1}, {"rate": 0}, {"dt": 0}]
+BAD += [{"law": "typo"}, {"flow": "none"}, {"beta": "4"}, {"seed": -1}, {"steps": True}]
+BAD += [{"nonsense": 1}]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_settings_that_cannot_be_used_change_nothing(bad):
+    pytest.importorskip("anywidget")
+    explorer = wflow.explore(**SMALL)
+    settings, film, run = explorer.settings, explorer.film, explorer.run
+    with pytest.raises(wflow.InputError, match=next(iter(bad))):
+        explorer.settings = {**settings, **bad}
+    assert (explorer.settings, explorer.film) == (settings, film) and explorer.run is run
+    if "nonsense" not in bad:
+        with pytest.raises(wflow.InputError, match=next(iter(bad))):
+            wflow.explore(**{**SMALL, **bad})
+
+
+def test_a_step_that_is_too_large_changes_nothing_and_is_said_on_the_page():
+    pytest.importorskip("anywidget")
+    explorer = wflow.explore(**SMALL)
+    settings, film, run = explorer.settings, explorer.film, explorer.run
+    with pytest.raises(wflow.BlowUpError):
+        explorer.settings = {**settings, "dt": 1e5}
+    assert explorer.settings == settings and explorer.run is run
+    added = {"error": explorer.film["error"], "failed": {**settings, "dt": 1e5}}
+    assert explorer.film == {**film, **added} and "blows up" in explorer.film["error"]
+    explorer.settings = {**settings, "beta": 5.0}
+    assert "error" not in explorer.film and explorer.run is not run
+    with pytest.raises(wflow.BlowUpError):
+        wflow.explore(**{**SMALL, "dt": 1e5})
 
 
 def test_a_notebook_shows_it(tmp_path, monkeypatch):

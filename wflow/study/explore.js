@@ -156,12 +156,14 @@ const wflowExplore = (() => {
   }
 
   // Put the explorer into an element, and return a function that stops it. `source` has settings, `start(settings)`, which
-  // leads to a call of `ready(film)` or `fail(text)`, and whether its tokens are drawn as in the code.
+  // leads to a call of `ready(film)` or `fail(text)` for the last settings asked for, and whether its tokens are drawn as in
+  // the code.
   function mount(root, source) {
     const settings = { ...source.settings }, rows = {}, calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
     const sphere = element("canvas", { className: "sphere", tabIndex: 0, role: "img", "aria-label": "Tokens on the sphere" });
     const graph = element("canvas", { className: "graph", role: "img", "aria-label": "Energy over time" });
     const output = element("output"), text = element("code"), problem = element("p", { className: "problem", role: "alert" });
+    const state = element("output");
     const button = (label, click) => element("button", { type: "button", textContent: label, onclick: click });
     const player = button("Play", () => { wanted = !playing; play(wanted); }), copier = button("Copy as code", copy);
     const controls = element("div", { className: "controls" });
@@ -184,7 +186,7 @@ const wflowExplore = (() => {
       element("div", { className: "stage" }, sphere),
       element("div", { className: "side" },
         element("p", { className: "buttons" }, player, button("Step", () => { wanted = false; play(false); advance(); }), button("Reset", begin),
-          button("New tokens", () => change("seed", settings.seed + 1))),
+          button("New tokens", () => change("seed", settings.seed + 1)), state),
         graph, output, problem, controls,
         element("details", {}, element("summary", {}, "Code"), element("pre", {}, text)), element("p", { className: "buttons" }, copier)),
     );
@@ -206,20 +208,31 @@ const wflowExplore = (() => {
     }
 
     function begin() {
+      clearTimeout(timer);
+      timer = null;
       problem.textContent = "";
+      state.textContent = "computing";
       source.start({ ...settings });
     }
 
-    source.ready = (made) => {
-      film = made;
-      Object.assign(settings, film.settings);
-      times = []; energies = []; ended = false;
-      problem.textContent = "";
+    // While the timer runs the controls are ahead of every answer.
+    function answered(shown, message) {
+      if (timer) return false;
+      Object.assign(settings, shown);
+      problem.textContent = message;
+      state.textContent = "";
       fill();
+      return true;
+    }
+
+    source.ready = (made) => {
+      if (!answered(made.settings, "")) return;
+      film = made;
+      times = []; energies = []; ended = false;
       advance();
       play(wanted);
     };
-    source.fail = (message) => { problem.textContent = message; };
+    source.fail = (message) => answered(film?.settings, message);
 
     function advance() {
       const frame = film && film.next();
@@ -268,24 +281,26 @@ const wflowExplore = (() => {
     return () => { play(false); clearTimeout(timer); source.stop?.(); theme.disconnect(); size.disconnect(); globe.resize.disconnect(); };
   }
 
-  // Films that are computed here, and films of a kernel: the trait `film` follows the trait `settings`.
+  // Films that are computed here, and films of a kernel: the trait `film` follows the trait `settings`, late. After an error
+  // it is the last film with the error and the settings that failed, and then the trait `settings` is what it was.
   function local(settings = {}) {
     return { settings: { ...DEFAULTS, ...settings }, drawn: false, wait: 30, start(s) { this.ready(solve(s)); } };
   }
 
   function kernel(model) {
     const source = { settings: model.get("settings"), drawn: true, wait: 250 };
+    const asked = (s) => s && Object.entries(model.get("settings")).every(([key, value]) => s[key] === value);
     const show = () => {
-      const { error, settings, d, times, energy, points } = model.get("film");
-      if (error) { source.fail(error); return; }
+      const { error, failed, settings, d, times, energy, points } = model.get("film");
+      if (error && asked(failed)) { source.fail(error); return; }
+      if (!asked(settings)) return; // another film follows
       const numbers = (view, kind) => new kind(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
       const t = numbers(times, Float64Array), e = numbers(energy, Float64Array), x = numbers(points, Float32Array), size = x.length / t.length;
       let k = 0;
       source.ready({ settings, d, next: () => (k < t.length ? { t: t[k], energy: e[k], points: x.subarray(k * size, ++k * size) } : null) });
     };
     source.start = (s) => {
-      const now = model.get("settings");
-      if (Object.keys(s).every((key) => s[key] === now[key])) { show(); return; }
+      if (asked(s)) { show(); return; }
       model.set("settings", s);
       model.save_changes();
     };

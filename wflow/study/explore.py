@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from wflow._core.checks import Direction, FlowName, check_choice, number, whole
-from wflow._core.errors import InputError, WflowError
+from wflow._core.checks import Direction, FlowName, check_choice, number, positive, whole
+from wflow._core.errors import InputError
 from wflow._core.extras import required
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
 from wflow.particles.options import SaveAt
@@ -82,7 +82,8 @@ def explore(
     -------
     anywidget.AnyWidget
         The explorer, which a notebook shows. Its `settings` are the arguments, a dict to which
-        another can be assigned; its `run` is the Dataset of `wflow.solve` that is shown.
+        another can be assigned; its `run` is the Dataset of `wflow.solve` that is shown. After an
+        error both are what they were.
 
     Raises
     ------
@@ -109,27 +110,52 @@ def explore(
     >>> explorer.run.sizes["time"]  # doctest: +SKIP
     501
     """
-    made = _explorer()
-    check_choice("law", law, get_args(HeadsName))
-    check_choice("flow", flow, get_args(FlowName))
-    check_choice("direction", direction, get_args(Direction))
-    return made(
+    return _explorer()(
         settings={
-            "n": whole(n, "n"),
-            "d": whole(d, "d", least=2),
-            "beta": number(beta, "beta"),
-            "heads": whole(heads, "heads"),
-            "sigma": number(sigma, "sigma", least=0.0),
-            "rate": number(rate, "rate"),
-            "kappa": number(kappa, "kappa", least=0.0),
-            "dt": number(dt, "dt"),
-            "steps": whole(steps, "steps"),
-            "seed": whole(seed, "seed", least=0),
+            "n": n,
+            "d": d,
+            "beta": beta,
+            "heads": heads,
+            "sigma": sigma,
+            "rate": rate,
+            "kappa": kappa,
+            "dt": dt,
+            "steps": steps,
+            "seed": seed,
             "flow": flow,
             "direction": direction,
             "law": law,
         }
     )
+
+
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
+    """Return settings in the types of the arguments of `explore`.
+
+    Raises
+    ------
+    InputError
+        For a setting that cannot be used, is missing or does not exist.
+    """
+    if odd := sorted(map(str, given.keys() ^ signature(_run).parameters.keys())):
+        raise InputError(
+            f"settings lack or do not have {', '.join(odd)}: assign {{**explorer.settings, ...}}"
+        )
+    for name, choices in {"law": HeadsName, "flow": FlowName, "direction": Direction}.items():
+        check_choice(name, given[name], get_args(choices))
+    return {
+        **given,
+        "n": whole(given["n"], "n"),
+        "d": whole(given["d"], "d", least=2),
+        "beta": number(given["beta"], "beta"),
+        "heads": whole(given["heads"], "heads"),
+        "sigma": number(given["sigma"], "sigma", least=0.0),
+        "rate": positive(given["rate"], "rate"),
+        "kappa": number(given["kappa"], "kappa", least=0.0),
+        "dt": positive(given["dt"], "dt"),
+        "steps": whole(given["steps"], "steps"),
+        "seed": whole(given["seed"], "seed", least=0),
+    }
 
 
 @functools.cache
@@ -144,26 +170,31 @@ def _explorer() -> type:
     anywidget = required("anywidget", "explore", "explorers in a notebook")
     traitlets = required("traitlets", "explore", "explorers in a notebook")
 
+    class Settings(traitlets.Dict):  # type: ignore[misc, name-defined]
+        def validate(self, explorer: Any, value: Any) -> dict[str, Any]:
+            return _checked(super().validate(explorer, value))
+
     class Explorer(anywidget.AnyWidget):  # type: ignore[misc, name-defined]
         _esm = _module()
         _css = _file("explore.css")
-        settings = traitlets.Dict().tag(sync=True)
+        settings = Settings().tag(sync=True)
         film = traitlets.Dict().tag(sync=True)
 
         @traitlets.observe("settings")  # type: ignore[untyped-decorator]
         def _solve(self, change: Any) -> None:
             settings = change["new"]
+            if settings == self.film.get("settings"):  # restored, below
+                return
             try:
-                if odd := sorted(settings.keys() ^ signature(_run).parameters.keys()):
-                    raise InputError(
-                        f"settings lack or do not have {', '.join(map(str, odd))}: "
-                        "assign {**explorer.settings, ...}"
-                    )
-                self.run = _run(**settings)
-            except WflowError as error:  # also where no cell shows it
-                self.film = {"error": str(error)}
+                run = _run(**settings)
+            except BaseException as error:  # an interrupt, too: the page waits for an answer
+                if self.film:
+                    said = str(error) or type(error).__name__
+                    self.film = {**self.film, "error": said, "failed": settings}
+                    self.settings = self.film["settings"]
                 raise
-            self.film = {"settings": settings, **_film(self.run)}
+            self.run = run
+            self.film = {"settings": settings, **_film(run)}
 
     return Explorer
 

@@ -3,8 +3,8 @@
 Nothing in such a folder can be executed. The configuration holds the SHA-256 of the file of the
 weights, so that a damaged file, or one of another save, is noticed. `Pretrained` gives the methods
 to the networks of `models` and to custom ones. Folders are read by transformers, too, where it has
-the network (`models.gpt`); where it has not, their configuration makes it refuse them, for it would
-return a network with random weights.
+the network (`models.gpt`); where it has not, their configuration and the format in the header of
+the weights make it refuse them, for it would return a network with random weights.
 
 A save has three steps, and the second decides: the new weights are written beside the old ones
 under a name with their digest, the new configuration replaces the old one, and the new weights
@@ -109,8 +109,10 @@ class Pretrained(nn.Module):
         settings, state = self._for_others(config, {name: values[name].detach() for name in firsts})
         state = {name: value.cpu().contiguous() for name, value in state.items()}
         library = required(*_LIBRARY)
+        # Versions of transformers before 5 ignore `transformers_weights`, and refuse other formats.
+        form = "wflow" if "transformers_weights" in settings else "pt"
         try:
-            data = library.save(state, {"format": "pt", "wflow-network": __version__})
+            data = library.save(state, {"format": form, "wflow-network": __version__})
         except Exception as error:  # of tensors that the format does not know
             raise InputError(f"the weights cannot be written as safetensors: {error}") from None
         digest = hashlib.sha256(data).hexdigest()

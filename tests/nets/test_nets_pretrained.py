@@ -414,6 +414,6 @@ def test_a_folder_with_other_weights_than_its_network_has_is_refused(saved, name
 
 def test_folders_of_the_first_format_are_read(saved):
     net = nets.GPT.from_pretrained(saved)
-    net._for_others = lambda config, state: ({}, state)  # names of ours, nothing for others
+    net._to_transformers = lambda config, state: ({}, state)  # names of ours, nothing for others
     net.save_pretrained(saved)
     assert one_of(nets.GPT.from_pretrained(saved), [net]) == 0

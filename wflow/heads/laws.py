@@ -411,9 +411,9 @@ class HeadLaw(Described):
     def to_config(self) -> dict[str, Any]:
         return {"symmetric": self.symmetric}
 
-    def _texts(self) -> Mapping[str, str]:
+    def _parameter_texts(self) -> Mapping[str, str]:
         if type(self) is not HeadLaw:
-            return super()._texts()
+            return super()._parameter_texts()
         given = {"drift": self._drift, "diffusion": self._diffusion}
         texts = {key: value_text(value) for key, value in given.items() if value is not None}
         return texts if self.symmetric else texts | {"symmetric": "False"}
@@ -1141,9 +1141,9 @@ class Schedule(HeadLaw):
             "values": None if self._values is None else self._values.tolist(),
         }
 
-    def _texts(self) -> Mapping[str, str]:
+    def _parameter_texts(self) -> Mapping[str, str]:
         if type(self) is not Schedule:
-            return super()._texts()
+            return super()._parameter_texts()
         values = value_text(self._scores)
         values = values if self._values is None else f"QKV of scores {values}"
         times = value_text(self.times)
@@ -1297,7 +1297,7 @@ class CompoundPoisson(HeadLaw):
         size = {} if callable(self.size) else {"size": self.size}
         return {"law": law_config(self.law), "rate": self.rate, **size}
 
-    def _texts(self) -> Mapping[str, str]:
+    def _parameter_texts(self) -> Mapping[str, str]:
         given = {"law": self.law, "rate": self.rate, "size": self.size}
         return {name: value_text(value) for name, value in given.items()}
 

@@ -225,7 +225,7 @@ _BERTS = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
 _FAMILIES = (*_BERTS, "gpt2")
 
 
-def of_ours(network: nn.Module) -> nn.Module:
+def as_blocks(network: nn.Module) -> nn.Module:
     """Return a network of transformers as one of blocks; other networks as they are."""
     library = sys.modules.get("transformers.modeling_utils")  # there where such a network is
     module(network, "network")
@@ -320,7 +320,7 @@ class Folded(NamedTuple):
 
 def body_of(network: nn.Module) -> nn.Module:
     """Return the part of a network that moves hidden states; for a body, the body itself."""
-    network = of_ours(network)
+    network = as_blocks(network)
     return module(getattr(network, "body", network), "the body of the network")
 
 
@@ -583,7 +583,7 @@ def tokens_of(network: nn.Module, inputs: Tensor) -> NDArray[np.float64]:
     >>> nets.particles.tokens_of(net, tokens).shape
     (5, 6)
     """
-    network = of_ours(network)
+    network = as_blocks(network)
     hidden, _ = _hidden_states(network, inputs)
     tokens = _directions(network, hidden)[0]
     return tokens[0] if len(tokens) == 1 else tokens
@@ -620,7 +620,7 @@ def clouds_of(network: nn.Module, inputs: Tensor) -> Clouds:
     >>> nets.particles.clouds_of(net, tokens).times.tolist()
     [0.0, 1.0, 2.0]
     """
-    network = of_ours(network)
+    network = as_blocks(network)
     hidden, context = _hidden_states(network, inputs)
     body, order = body_of(network), order_of(network)
     with evaluating(network), torch.no_grad():
@@ -671,7 +671,7 @@ def motion_of(network: nn.Module, inputs: Tensor) -> Motion:
     >>> bool((nets.particles.motion_of(net, tokens).feed_forward > 0).all())
     True
     """
-    network = of_ours(network)
+    network = as_blocks(network)
     blocks = blocks_of(network)
     parts = [(block.attention, block.feed_forward) for block in blocks]
     seen: dict[int, list[float]] = {}
@@ -860,7 +860,7 @@ def head_law(
     >>> law.t_final, law.causal
     (2.0, True)
     """
-    network = of_ours(network)
+    network = as_blocks(network)
     blocks, order = blocks_of(network), order_of(network)
     layers = fold_all(blocks)
     natural = order.duration * len(order.blocks)
@@ -940,7 +940,7 @@ def problem(
     >>> run["tokens"].shape
     (1, 3, 5, 6)
     """
-    network = of_ours(network)
+    network = as_blocks(network)
     x0 = tokens_of(network, inputs)
     order = order_of(network)
     if radius is None:

@@ -106,7 +106,9 @@ class Pretrained(nn.Module):
         folder = path_of(folder, "folder")
         config, values = registry.config(self), self.state_dict()
         firsts = dict.fromkeys(registry.shared(self).values())
-        settings, state = self._for_others(config, {name: values[name].detach() for name in firsts})
+        settings, state = self._to_transformers(
+            config, {name: values[name].detach() for name in firsts}
+        )
         state = {name: value.cpu().contiguous() for name, value in state.items()}
         library = required(*_LIBRARY)
         # Versions of transformers before 5 ignore `transformers_weights`, and refuse other formats.
@@ -166,15 +168,15 @@ class Pretrained(nn.Module):
                 raise
         return _read(folder, cls)  # again, for a save replaced the files meanwhile
 
-    def _for_others(
+    def _to_transformers(
         self, config: dict[str, Any], state: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return settings for transformers, and the weights under its names where it has them."""
         words = f"none; {type(self).__name__}.from_pretrained of wflow reads this network"
         return {"model_type": "wflow", "transformers_weights": words}, state
 
-    def _from_others(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights of a file under our names, which `_for_others` may have changed."""
+    def _from_transformers(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of a file under our names, which may be those of transformers."""
         return state
 
 
@@ -200,7 +202,9 @@ def _read(folder: Path, cls: type[P]) -> P:
     digest = str(config.get("sha256"))
     fresh = _fresh(folder, digest)
     state = read_weights(fresh if fresh.is_file() else folder / WEIGHTS, digest)
-    return registry.filled(folder, config, state, cls, lambda net, state: net._from_others(state))
+    return registry.filled(
+        folder, config, state, cls, lambda net, state: net._from_transformers(state)
+    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:

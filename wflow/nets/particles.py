@@ -30,7 +30,7 @@ direction u moves by P_u attention(r u)/r. Tokens are the directions of x, with 
 import hashlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -223,6 +223,10 @@ class TrainedHeads(Schedule):
 
 _BERTS = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
 _FAMILIES = (*_BERTS, "gpt2")
+_REPLACED = (
+    "the layers of the {} are not those that the library made: expected them; read the network "
+    "before its layers are wrapped or replaced"
+)
 
 
 def as_blocks(network: nn.Module) -> nn.Module:
@@ -237,6 +241,9 @@ def as_blocks(network: nn.Module) -> nn.Module:
             f"{type(network).__name__} is of the family {family} of transformers: expected one of "
             f"{', '.join(_FAMILIES)}, whose layers and tokens can be read"
         )
+    # A wrapper hands on the attributes of its layer, and would be taken for it.
+    if any(isinstance(part, ContinuousTransformer) for part in network.modules()):
+        raise InputError(_REPLACED.format(type(network).__name__))
     if family == "gpt2":
         return gpt_of(network)
     return _Encoder(network.base_model)
@@ -259,10 +266,7 @@ class _Encoder(nn.Module):
             with torch.random.fork_rng([]):
                 self.body = Stack(_PostNorm(layer) for layer in encoder.encoder.layer)
         except AttributeError:
-            raise InputError(
-                f"the layers of the {type(encoder).__name__} are not those that the library made: "
-                "expected them; read the network before its layers are wrapped or replaced"
-            ) from None
+            raise InputError(_REPLACED.format(type(encoder).__name__)) from None
 
     def forward(self, tokens: Tensor) -> Tensor:
         ids, positions = self.embed.word_embeddings, self.embed.position_embeddings.num_embeddings
@@ -683,7 +687,7 @@ def motion_of(network: nn.Module, inputs: Tensor) -> Motion:
     handles = [part.register_forward_hook(note) for part in modules.values()]
     try:
         with evaluating(network), torch.no_grad():
-            network(inputs)
+            network(_checked_inputs(inputs))
     finally:
         for handle in handles:
             handle.remove()
@@ -705,7 +709,7 @@ def _hidden_states(network: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[str
         handle = body.register_forward_pre_hook(catch, with_kwargs=True)
         try:
             with evaluating(network), torch.no_grad():
-                network(inputs)
+                network(_checked_inputs(inputs))
         finally:
             handle.remove()
         hidden, context = caught[0]
@@ -721,6 +725,16 @@ def _hidden_states(network: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[str
         if there is not None and not bool(there.all()):
             raise InputError(_PADDED)
     return hidden, context
+
+
+def _checked_inputs(inputs: Any) -> Any:
+    """Refuse what tokenizers of transformers return; the network checks other inputs."""
+    if isinstance(inputs, Mapping):
+        raise InputError(
+            f"inputs are {type(inputs).__name__}: expected a tensor; of what a tokenizer returns "
+            'give ["input_ids"]'
+        )
+    return inputs
 
 
 def _directions(network: nn.Module, hidden: Tensor) -> tuple[NDArray[np.float64], float]:

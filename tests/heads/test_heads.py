@@ -354,7 +354,8 @@ def test_heads_of_an_attention_of_torch_move_tokens_by_what_it_returns(
         ({"add_bias_kv": True}, "add_bias_kv"),
         ({"add_zero_attn": True}, "add_zero_attn"),
         ("in_proj_bias", "in_proj_bias"),
-        ("out_proj.bias", "out_proj.bias"),
+        ("out_proj.bias", 'out_proj.bias.*biases="drop"'),
+        ({"device": "meta"}, "meta"),
         ("out_proj.weight", "finite"),
     ],
 )
@@ -366,6 +367,18 @@ def test_attention_of_torch_that_is_no_law_of_heads_is_refused_by_name(change, m
     for wrong, words in ((attention, match), (attention.out_proj, "MultiheadAttention")):
         with pytest.raises(InputError, match=words):
             QKV.from_torch(wrong)
+
+
+def test_biases_of_an_attention_are_dropped_where_that_is_asked_for():
+    torch, attention = pytest.importorskip("torch"), mha()
+    want = QKV.from_torch(attention)
+    for bias in (attention.in_proj_bias, attention.out_proj.bias):
+        torch.nn.init.normal_(bias)
+    found = QKV.from_torch(attention, biases="drop")
+    for name in ("query", "key", "value"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(want, name))
+    with pytest.raises(InputError, match="biases"):
+        QKV.from_torch(attention, biases="keep")
 
 
 def test_an_attention_is_a_module_of_torch():

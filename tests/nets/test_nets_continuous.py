@@ -265,6 +265,30 @@ def test_in_the_place_of_a_layer_it_answers_as_the_layer_does(answer, many, chec
     layer.last_cost.backward()
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_layers_of_an_encoder_of_torch_are_replaced_one_by_one(training):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).double()
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(training)
+    x, padding = states(2, 5, 8), torch.arange(5).expand(2, 5) > 3
+    want = encoder(x, src_key_padding_mask=padding)
+    encoder.layers = nn.ModuleList(
+        ContinuousTransformer(each, velocity="residual", returns="layer") for each in encoder.layers
+    )
+    for net in (encoder, copy.deepcopy(encoder)):
+        found = net(x, src_key_padding_mask=padding)
+        assert torch.allclose(found[~padding], want[~padding], rtol=1e-12, atol=1e-12)
+
+
+def test_attributes_are_those_of_a_single_layer_and_of_nothing_else():
+    layer = Returns(lambda x: x)
+    layer.kind, layer.body, layer.steps = "full", nn.Identity(), 7
+    inside = ContinuousTransformer(layer, returns="layer")
+    assert inside.kind == "full" and inside.steps == 1 and not hasattr(inside, "body")
+    several = ContinuousTransformer([layer, layer], returns="layer")
+    for other in (several, ContinuousTransformer(layer)):
+        assert not hasattr(other, "kind")
+
+
 class Scaled(nn.Module):
     """x -> a x + b, a by position and b by name, as layers of other libraries are given masks."""
 

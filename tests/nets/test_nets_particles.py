@@ -391,6 +391,10 @@ def test_networks_of_transformers_that_cannot_be_read_are_refused_by_what_they_a
     bert, gpt2 = of_transformers("Bert"), of_transformers("GPT2", n_inner=13)
     padded, far, wrapped = IDS.clone(), IDS.clone(), of_transformers("Bert")
     wrapped.encoder = ContinuousTransformer(wrapped.encoder, returns="layer")
+    wrapped_gpt2 = of_transformers("GPT2")
+    wrapped_gpt2.h[0] = ContinuousTransformer(wrapped_gpt2.h[0], returns="layer")
+    one_layer = of_transformers("Bert")
+    one_layer.encoder.layer[0] = ContinuousTransformer(one_layer.encoder.layer[0], returns="layer")
     padded[1, -1], far[0, 0] = 0, 29
     long = torch.ones(1, 17, dtype=torch.int64)
     for net, ids, match in (
@@ -398,6 +402,8 @@ def test_networks_of_transformers_that_cannot_be_read_are_refused_by_what_they_a
         (of_transformers("Roberta"), long[:, :16], "at most 15"), (bert, IDS.float(), "token ids"),
         (gpt2, IDS, "n_inner"), (of_transformers("DistilBert"), IDS, "family distilbert.* roberta"),
         (bert.encoder, IDS, "families bert"), (wrapped, IDS, "wrapped"),
+        (wrapped_gpt2, IDS, "wrapped"), (one_layer, IDS, "wrapped"),
+        (bert, {"input_ids": IDS}, "input_ids"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=match):
             particles.clouds_of(net, ids)

@@ -307,7 +307,7 @@ def test_a_wrong_first_gradient_leaves_no_file(tmp_path):
      (9, 2**40, (9,)), (1, 2**40, (1,))],
 )  # fmt: skip
 def test_snapshots_by_default_are_the_end_and_what_fits_before_it(steps, size, kept):
-    found = samplers._last_and_before(steps, size)
+    found = samplers._default_snapshots(steps, size)
     assert found.tolist() == list(kept) and len(found) <= 100
 
 

@@ -72,8 +72,10 @@ class Described(Shown):
             return "its matrices, of which a run file holds a SHA-256 digest"
         return ""
 
-    def _texts(self) -> Mapping[str, str]:
+    def _parameter_texts(self) -> Mapping[str, str]:
         settings = dict(self.to_config())
+        if "sha256" in settings:
+            settings["sha256"] = settings["sha256"][:8]
         unset = [key for key, value in settings.items() if value is None or value is False]
         return {key: value_text(settings[key]) for key in settings if key not in unset}
 

@@ -99,20 +99,20 @@ class Shown:
     def _title(self) -> str:
         return type(self).__name__
 
-    def _texts(self) -> Mapping[str, str]:
+    def _parameter_texts(self) -> Mapping[str, str]:
         """Return the parameters that are shown, by name, written out."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
         try:
-            inner = ", ".join(f"{name}={text}" for name, text in self._texts().items())
+            inner = ", ".join(f"{name}={text}" for name, text in self._parameter_texts().items())
         except Exception:  # of a class of the user, or of an object that is not made yet
             return f"{self._title()}(...)"
         return f"{self._title()}({inner}{', ...' if self._shown else ''})"
 
     def _repr_html_(self) -> str:
         try:
-            texts = self._texts()
+            texts = self._parameter_texts()
         except Exception:
             return f"<code>{html.escape(repr(self))}</code>"
         left = 'style="text-align: left"'
@@ -132,7 +132,7 @@ class ShortRepr(Shown):
 
     _digits: ClassVar[int | None] = None  # significant digits of floats
 
-    def _texts(self) -> Mapping[str, str]:
+    def _parameter_texts(self) -> Mapping[str, str]:
         texts = {}
         for each in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, each.name)

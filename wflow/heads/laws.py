@@ -411,9 +411,9 @@ class HeadLaw(Described):
     def to_config(self) -> dict[str, Any]:
         return {"symmetric": self.symmetric}
 
-    def _texts(self) -> Mapping[str, str]:
+    def _parameter_texts(self) -> Mapping[str, str]:
         if type(self) is not HeadLaw:
-            return super()._texts()
+            return super()._parameter_texts()
         given = {"drift": self._drift, "diffusion": self._diffusion}
         texts = {key: value_text(value) for key, value in given.items() if value is not None}
         return texts if self.symmetric else texts | {"symmetric": "False"}
@@ -935,7 +935,7 @@ class QKV(ShortRepr):
         return scores, value
 
     @classmethod
-    def from_torch(cls, attention: Any) -> Self:
+    def from_torch(cls, attention: Any, *, biases: str = "error") -> Self:
         r"""Take the heads of a `torch.nn.MultiheadAttention`.
 
         With W_q^h, W_k^h, W_v^h the rows of head h in its input projection, W_o^h its columns in
@@ -952,8 +952,12 @@ class QKV(ShortRepr):
         Parameters
         ----------
         attention : torch.nn.MultiheadAttention
-            Self-attention. Its biases must be zero, as they are when it is made, for heads have
-            none; a bias of the keys changes no softmax and is left out.
+            Self-attention.
+        biases : {"error", "drop"}
+            Heads have no biases. "error" refuses an attention whose biases are not zero, as they
+            are when it is made; "drop" leaves them out, as `wflow.nets.particles` does, and those
+            of a trained one seldom are zero. A bias of the keys changes no softmax and is always
+            left out.
 
         Returns
         -------
@@ -963,8 +967,8 @@ class QKV(ShortRepr):
         Raises
         ------
         InputError
-            For another module, keys or values of another width than the queries, `add_bias_kv`,
-            `add_zero_attn`, and biases that are not zero.
+            For another module, one on the device meta, keys or values of another width than the
+            queries, `add_bias_kv`, `add_zero_attn`, and, by "error", biases that are not zero.
 
         Examples
         --------
@@ -978,6 +982,12 @@ class QKV(ShortRepr):
         if torch is None or not isinstance(attention, torch.nn.MultiheadAttention):
             raise InputError(
                 f"attention is {type(attention).__name__}: expected a torch.nn.MultiheadAttention"
+            )
+        check_choice("biases", biases, ("error", "drop"))
+        if attention.out_proj.weight.is_meta:
+            raise InputError(
+                "the attention is on the device meta, where weights have no values: expected a "
+                "trained one, on a CPU or GPU"
             )
         d, heads = attention.embed_dim, attention.num_heads
         if (attention.kdim, attention.vdim) != (d, d):
@@ -994,15 +1004,15 @@ class QKV(ShortRepr):
         def array(parameter: Any) -> NDArray[np.float64]:
             return reals(parameter.detach().cpu().double().numpy(), "a weight of the attention")
 
-        biases = {"out_proj.bias": attention.out_proj.bias}
+        left_out = {"out_proj.bias": attention.out_proj.bias}
         if attention.in_proj_bias is not None:
             queries, _, values = attention.in_proj_bias.chunk(3)
-            biases |= {"in_proj_bias (queries)": queries, "in_proj_bias (values)": values}
-        for name, bias in biases.items():
+            left_out |= {"in_proj_bias (queries)": queries, "in_proj_bias (values)": values}
+        for name, bias in left_out.items() if biases == "error" else ():
             if bias is not None and (largest := float(np.abs(array(bias)).max())):
                 raise InputError(
                     f"{name} of the attention is up to {largest:.3g}: expected zeros, for heads "
-                    "have no biases; set it to zero to have the heads without it"
+                    'have no biases; give biases="drop" to have the heads without them'
                 )
         rows = attention.in_proj_weight
         parts = [attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight]
@@ -1141,9 +1151,9 @@ class Schedule(HeadLaw):
             "values": None if self._values is None else self._values.tolist(),
         }
 
-    def _texts(self) -> Mapping[str, str]:
+    def _parameter_texts(self) -> Mapping[str, str]:
         if type(self) is not Schedule:
-            return super()._texts()
+            return super()._parameter_texts()
         values = value_text(self._scores)
         values = values if self._values is None else f"QKV of scores {values}"
         times = value_text(self.times)
@@ -1297,7 +1307,7 @@ class CompoundPoisson(HeadLaw):
         size = {} if callable(self.size) else {"size": self.size}
         return {"law": law_config(self.law), "rate": self.rate, **size}
 
-    def _texts(self) -> Mapping[str, str]:
+    def _parameter_texts(self) -> Mapping[str, str]:
         given = {"law": self.law, "rate": self.rate, "size": self.size}
         return {name: value_text(value) for name, value in given.items()}
 

@@ -112,7 +112,7 @@ class ContinuousTransformer(nn.Module):
         `flow`, a `Flow` of hidden states and cost; `layer`, what the last block returns, with X(T)
         in the place of its hidden states, so that it fits where a network of another library has a
         layer; the cost is then `last_cost`. What else a block returns, such as attention weights,
-        is that of its last evaluation.
+        is that of its last evaluation. Attributes of a single block are read through the wrapper.
 
     Raises
     ------
@@ -311,6 +311,18 @@ class ContinuousTransformer(nn.Module):
         """
         tensor(x, "hidden states", "real", meta=True)
         return self._velocity(x, _Given(arguments, context, []))
+
+    def __getattr__(self, name: str) -> Any:
+        # nn.TransformerEncoder, for one, reads settings of its first layer. The body of a network
+        # is no setting.
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            block = self.__dict__.get("_modules", {}).get("blocks")
+            layer = self.__dict__.get("returns") == "layer" and not isinstance(block, Stack)
+            if block is None or not layer or name.startswith("_") or name == "body":
+                raise
+            return getattr(block, name)
 
     def __getstate__(self) -> dict[str, Any]:
         # A tensor within a graph can be neither copied nor pickled.

@@ -172,7 +172,8 @@ def scores(
     >>> round(found.rouge1, 1), found.skipped  # doctest: +SKIP
     (66.7, 1)
     """
-    predicted, given = _texts(predictions, "predictions"), _texts(references, "references")
+    predicted = _checked_texts(predictions, "predictions")
+    given = _checked_texts(references, "references")
     _same_length(predicted, given)
     kept = [pair for pair in zip(predicted, given, strict=True) if all(map(str.strip, pair))]
     skipped = len(predicted) - len(kept)
@@ -249,8 +250,8 @@ def _corpus_bleu(
     predictions: Iterable[str], references: Iterable[Iterable[str]], words: Words
 ) -> float:
     measure = _bleu(words)
-    predicted = _texts(predictions, "predictions")
-    given = [_texts(each, "references") for each in references]
+    predicted = _checked_texts(predictions, "predictions")
+    given = [_checked_texts(each, "references") for each in references]
     if not given:
         raise InputError("there are no references: expected a text for each prediction")
     for each in given:
@@ -845,7 +846,7 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _texts(values: Iterable[str], name: str) -> list[str]:
+def _checked_texts(values: Iterable[str], name: str) -> list[str]:
     if isinstance(values, str):
         raise InputError(f"{name} are one text: expected a list of texts")
     found = listed(values, name)

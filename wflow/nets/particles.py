@@ -30,7 +30,7 @@ direction u moves by P_u attention(r u)/r. Tokens are the directions of x, with 
 import hashlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -223,9 +223,13 @@ class TrainedHeads(Schedule):
 
 _BERTS = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
 _FAMILIES = (*_BERTS, "gpt2")
+_REPLACED = (
+    "the layers of the {} are not those that the library made: expected them; read the network "
+    "before its layers are wrapped or replaced"
+)
 
 
-def of_ours(network: nn.Module) -> nn.Module:
+def as_blocks(network: nn.Module) -> nn.Module:
     """Return a network of transformers as one of blocks; other networks as they are."""
     library = sys.modules.get("transformers.modeling_utils")  # there where such a network is
     module(network, "network")
@@ -237,6 +241,9 @@ def of_ours(network: nn.Module) -> nn.Module:
             f"{type(network).__name__} is of the family {family} of transformers: expected one of "
             f"{', '.join(_FAMILIES)}, whose layers and tokens can be read"
         )
+    # A wrapper hands on the attributes of its layer, and would be taken for it.
+    if any(isinstance(part, ContinuousTransformer) for part in network.modules()):
+        raise InputError(_REPLACED.format(type(network).__name__))
     if family == "gpt2":
         return gpt_of(network)
     return _Encoder(network.base_model)
@@ -259,10 +266,7 @@ class _Encoder(nn.Module):
             with torch.random.fork_rng([]):
                 self.body = Stack(_PostNorm(layer) for layer in encoder.encoder.layer)
         except AttributeError:
-            raise InputError(
-                f"the layers of the {type(encoder).__name__} are not those that the library made: "
-                "expected them; read the network before its layers are wrapped or replaced"
-            ) from None
+            raise InputError(_REPLACED.format(type(encoder).__name__)) from None
 
     def forward(self, tokens: Tensor) -> Tensor:
         ids, positions = self.embed.word_embeddings, self.embed.position_embeddings.num_embeddings
@@ -320,7 +324,7 @@ class Folded(NamedTuple):
 
 def body_of(network: nn.Module) -> nn.Module:
     """Return the part of a network that moves hidden states; for a body, the body itself."""
-    network = of_ours(network)
+    network = as_blocks(network)
     return module(getattr(network, "body", network), "the body of the network")
 
 
@@ -583,7 +587,7 @@ def tokens_of(network: nn.Module, inputs: Tensor) -> NDArray[np.float64]:
     >>> nets.particles.tokens_of(net, tokens).shape
     (5, 6)
     """
-    network = of_ours(network)
+    network = as_blocks(network)
     hidden, _ = _hidden_states(network, inputs)
     tokens = _directions(network, hidden)[0]
     return tokens[0] if len(tokens) == 1 else tokens
@@ -620,7 +624,7 @@ def clouds_of(network: nn.Module, inputs: Tensor) -> Clouds:
     >>> nets.particles.clouds_of(net, tokens).times.tolist()
     [0.0, 1.0, 2.0]
     """
-    network = of_ours(network)
+    network = as_blocks(network)
     hidden, context = _hidden_states(network, inputs)
     body, order = body_of(network), order_of(network)
     with evaluating(network), torch.no_grad():
@@ -671,7 +675,7 @@ def motion_of(network: nn.Module, inputs: Tensor) -> Motion:
     >>> bool((nets.particles.motion_of(net, tokens).feed_forward > 0).all())
     True
     """
-    network = of_ours(network)
+    network = as_blocks(network)
     blocks = blocks_of(network)
     parts = [(block.attention, block.feed_forward) for block in blocks]
     seen: dict[int, list[float]] = {}
@@ -683,7 +687,7 @@ def motion_of(network: nn.Module, inputs: Tensor) -> Motion:
     handles = [part.register_forward_hook(note) for part in modules.values()]
     try:
         with evaluating(network), torch.no_grad():
-            network(inputs)
+            network(_checked_inputs(inputs))
     finally:
         for handle in handles:
             handle.remove()
@@ -705,7 +709,7 @@ def _hidden_states(network: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[str
         handle = body.register_forward_pre_hook(catch, with_kwargs=True)
         try:
             with evaluating(network), torch.no_grad():
-                network(inputs)
+                network(_checked_inputs(inputs))
         finally:
             handle.remove()
         hidden, context = caught[0]
@@ -721,6 +725,16 @@ def _hidden_states(network: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[str
         if there is not None and not bool(there.all()):
             raise InputError(_PADDED)
     return hidden, context
+
+
+def _checked_inputs(inputs: Any) -> Any:
+    """Refuse what tokenizers of transformers return; the network checks other inputs."""
+    if isinstance(inputs, Mapping):
+        raise InputError(
+            f"inputs are {type(inputs).__name__}: expected a tensor; of what a tokenizer returns "
+            'give ["input_ids"]'
+        )
+    return inputs
 
 
 def _directions(network: nn.Module, hidden: Tensor) -> tuple[NDArray[np.float64], float]:
@@ -860,7 +874,7 @@ def head_law(
     >>> law.t_final, law.causal
     (2.0, True)
     """
-    network = of_ours(network)
+    network = as_blocks(network)
     blocks, order = blocks_of(network), order_of(network)
     layers = fold_all(blocks)
     natural = order.duration * len(order.blocks)
@@ -940,7 +954,7 @@ def problem(
     >>> run["tokens"].shape
     (1, 3, 5, 6)
     """
-    network = of_ours(network)
+    network = as_blocks(network)
     x0 = tokens_of(network, inputs)
     order = order_of(network)
     if radius is None:

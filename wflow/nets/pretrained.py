@@ -3,8 +3,8 @@
 Nothing in such a folder can be executed. The configuration holds the SHA-256 of the file of the
 weights, so that a damaged file, or one of another save, is noticed. `Pretrained` gives the methods
 to the networks of `models` and to custom ones. Folders are read by transformers, too, where it has
-the network (`models.gpt`); where it has not, their configuration makes it refuse them, for it would
-return a network with random weights.
+the network (`models.gpt`); where it has not, their configuration and the format in the header of
+the weights make it refuse them, for it would return a network with random weights.
 
 A save has three steps, and the second decides: the new weights are written beside the old ones
 under a name with their digest, the new configuration replaces the old one, and the new weights
@@ -106,11 +106,15 @@ class Pretrained(nn.Module):
         folder = path_of(folder, "folder")
         config, values = registry.config(self), self.state_dict()
         firsts = dict.fromkeys(registry.shared(self).values())
-        settings, state = self._for_others(config, {name: values[name].detach() for name in firsts})
+        settings, state = self._to_transformers(
+            config, {name: values[name].detach() for name in firsts}
+        )
         state = {name: value.cpu().contiguous() for name, value in state.items()}
         library = required(*_LIBRARY)
+        # Versions of transformers before 5 ignore `transformers_weights`, and refuse other formats.
+        form = "wflow" if "transformers_weights" in settings else "pt"
         try:
-            data = library.save(state, {"format": "pt", "wflow-network": __version__})
+            data = library.save(state, {"format": form, "wflow-network": __version__})
         except Exception as error:  # of tensors that the format does not know
             raise InputError(f"the weights cannot be written as safetensors: {error}") from None
         digest = hashlib.sha256(data).hexdigest()
@@ -164,15 +168,15 @@ class Pretrained(nn.Module):
                 raise
         return _read(folder, cls)  # again, for a save replaced the files meanwhile
 
-    def _for_others(
+    def _to_transformers(
         self, config: dict[str, Any], state: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return settings for transformers, and the weights under its names where it has them."""
         words = f"none; {type(self).__name__}.from_pretrained of wflow reads this network"
         return {"model_type": "wflow", "transformers_weights": words}, state
 
-    def _from_others(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights of a file under our names, which `_for_others` may have changed."""
+    def _from_transformers(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of a file under our names, which may be those of transformers."""
         return state
 
 
@@ -198,7 +202,9 @@ def _read(folder: Path, cls: type[P]) -> P:
     digest = str(config.get("sha256"))
     fresh = _fresh(folder, digest)
     state = read_weights(fresh if fresh.is_file() else folder / WEIGHTS, digest)
-    return registry.filled(folder, config, state, cls, lambda net, state: net._from_others(state))
+    return registry.filled(
+        folder, config, state, cls, lambda net, state: net._from_transformers(state)
+    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -382,7 +382,7 @@ class _Separable(Shown, Prior):
     def _title(self) -> str:
         return "separable"
 
-    def _texts(self) -> Mapping[str, str]:
+    def _parameter_texts(self) -> Mapping[str, str]:
         given: dict[str, Any] = {"value": self._value, "derivative": self._derivative}
         given |= {} if self._prox is None else {"prox": self._prox}
         return {name: value_text(function) for name, function in given.items()}

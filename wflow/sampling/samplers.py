@@ -590,7 +590,7 @@ def _sampler_run(
     function(grad, "grad", "tokens (m, d)")
     count, every = whole(steps, "steps"), whole(save_every, "save_every")
     if snapshots is None:
-        kept = _last_and_before(count, start.nbytes)
+        kept = _default_snapshots(count, start.nbytes)
     else:
         kept = np.unique(wholes(snapshots, "snapshots"))
     if kept.size and kept[-1] > count:
@@ -602,7 +602,7 @@ def _sampler_run(
     return SamplerRun(method, start, grad, count, key, every, records, kept, threads, seconds)
 
 
-def _last_and_before(steps: int, size: int) -> NDArray[np.int64]:
+def _default_snapshots(steps: int, size: int) -> NDArray[np.int64]:
     """Return the numbers of the last step and of those before it that are kept by default.
 
     size : bytes of the tokens of one snapshot

@@ -601,7 +601,7 @@ def _specs_of(
 ) -> Iterator[tyro.constructors.StructFieldSpec]:
     """Yield the flags of `SaveAt` or `Compute`, such as --save.every."""
     kind = type(default)
-    types, texts = get_type_hints(kind) | _TYPES, _texts(kind)
+    types, texts = get_type_hints(kind) | _TYPES, _field_texts(kind)
     for name in [field.name for field in fields(kind) if field.name != "budget"]:
         short = _SHORT[group].get(name)
         metavar, hint = _DEFAULTS.get(name, (None, None))
@@ -634,7 +634,7 @@ def _text_of(flags: type, name: str) -> str:
     return ""
 
 
-def _texts(kind: type) -> dict[str, str]:
+def _field_texts(kind: type) -> dict[str, str]:
     """Return the descriptions of the fields in the docstring of a dataclass, for `--help`."""
     given = inspect.getdoc(kind) or ""
     lines = re.findall(r"^(\w+) : .*\n((?:    .*\n?)+)", given, re.MULTILINE)

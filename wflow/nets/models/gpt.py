@@ -357,7 +357,7 @@ class GPT(Pretrained):
                 )
         with torch.no_grad():
             for name, ours in names.items():
-                target = _turned(name, net.get_parameter(ours))
+                target = _transposed(name, net.get_parameter(ours))
                 target.copy_(_fitting(state, name, tuple(target.shape)))
         wte = state["wte.weight"]
         shared = _is_weight(output, "lm_head.weight", wte.shape) and torch.equal(output, wte)
@@ -368,12 +368,12 @@ class GPT(Pretrained):
             )
         return net
 
-    def _for_others(
+    def _to_transformers(
         self, config: dict[str, Any], state: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         given = config["arguments"]
         if type(self) is not GPT or "body" in config or not (given["norm"] and given["skip"]):
-            return super()._for_others(config, state)
+            return super()._to_transformers(config, state)
         end = 50256 if self.vocabulary == 50257 else None  # <|endoftext|> of published networks
         settings = {
             "model_type": "gpt2",
@@ -394,16 +394,16 @@ class GPT(Pretrained):
             if ours not in state:  # a GPT-2 has biases: zeros are none
                 rows = state[ours.removesuffix("bias") + "weight"]
                 state[ours] = rows.new_zeros(len(rows))
-            weights[f"transformer.{name}"] = _turned(name, state[ours])
+            weights[f"transformer.{name}"] = _transposed(name, state[ours])
         return settings, weights
 
-    def _from_others(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _from_transformers(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         if "transformer.wte.weight" not in state:
             return state
         state = {name.removeprefix("transformer."): weight for name, weight in state.items()}
         names, own = _gpt2_names(_depth_of(state)), self.state_dict()
         return {
-            names.get(name, name): _turned(name, weight)
+            names.get(name, name): _transposed(name, weight)
             for name, weight in state.items()
             if names.get(name) in own or not (name in names and name.endswith("bias"))
         }
@@ -540,7 +540,7 @@ def _depth_of(state: Mapping[str, Any]) -> int:
     return len({found[1] for name in state if (found := re.match(r"h\.(\d+)\.", name))})
 
 
-def _turned(name: str, weight: Tensor) -> Tensor:
+def _transposed(name: str, weight: Tensor) -> Tensor:
     """Transpose the matrices of blocks, which a published GPT-2 has as (in, out)."""
     return weight.T if name.startswith("h.") and weight.ndim == 2 else weight
 

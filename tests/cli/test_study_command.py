@@ -60,7 +60,7 @@ def test_list_names_every_study_with_what_it_is_about(capsys) -> None:
     ("words", "said"),
     [
         ("inof run.h5", "did you mean info"), ("ou_heads", "did you mean wflow study ou_heads"),
-        ("solve", "info, plot, verify, report"), ("study", "wflow study list"),
+        ("frobnicate", "info, plot, verify, compare"), ("study", "wflow study list"),
         ("study xyz", "wflow study list"), ("study --heads 4", "wflow study list"),
         ("study ou-heads", "did you mean ou_heads"), ("study studies/jko.py", "did you mean jko"),
         ("study mean_feld_limit --n 4", "did you mean mean_field_limit"),

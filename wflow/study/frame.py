@@ -136,7 +136,7 @@ class Finding(ShortResult):
         Examples
         --------
         >>> from wflow import study
-        >>> study.Finding("E falls", "[MHT] 4.13", "by 0.3", "confirmed").of_theorem().verdict
+        >>> study.Finding("E falls", "chain rule", "by 0.3", "confirmed").of_theorem().verdict
         'consistent'
         """
         return replace(self, verdict="consistent") if self.verdict == "confirmed" else self

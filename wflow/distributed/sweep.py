@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import check_choice, did_you_mean, function, path_of, shown, switch, whole
-from wflow._core.errors import BlowUpError, InputError, Interrupted, WflowWarning, warn
+from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, Interrupted, warn
 from wflow._core.files import own_folder
 from wflow._core.identity import check_comparable
 from wflow._core.invocation import command_text
@@ -63,11 +63,13 @@ class Point:
     Attributes
     ----------
     labels : label of every axis
+    marks : what names every axis in files: its label, or the place of an object without one
     values : value of every axis
     arguments : of `solve`, functions of the axes among them
     """
 
     labels: dict[str, Any]
+    marks: dict[str, Any]
     values: dict[str, Any]
     arguments: dict[str, Any]
 
@@ -78,12 +80,8 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Name of the point for files."""
-        texts = {
-            name: str(label) if isinstance(label, str) else value_text(label)
-            for name, label in self.labels.items()
-        }
-        text = ",".join(f"{name}={label}" for name, label in texts.items())
+        """Name of the point for files, which later versions must find: no text for people."""
+        text = ",".join(f"{name}={_mark_text(mark)}" for name, mark in self.marks.items())
         clean = re.sub(r"[^\w.+=,-]", "_", text, flags=re.ASCII)
         if clean == text and len(text) <= _LONGEST:
             return text
@@ -102,6 +100,12 @@ class Point:
 
     def _given(self, asking: Callable[..., Any]) -> dict[str, Any]:
         return {name: self.values[name] for name in _parameters(asking) if name in self.values}
+
+
+def _mark_text(mark: Any) -> str:
+    """Write a text, or a number in the shortest digits: 4.0 is `4`, as in a list of integers."""
+    plain = mark.item() if isinstance(mark, np.generic) else mark
+    return plain if isinstance(plain, str) else repr(plain).removesuffix(".0")
 
 
 def points(
@@ -156,17 +160,18 @@ def points(
                 )
             )
     found = []
-    for places in product(*(range(len(values)) for _, values in axes.values())):
+    for places in product(*(range(len(values)) for _, values, _ in axes.values())):
         at = dict(zip(axes, places, strict=True))
         chosen = {name: axes[name][1][k] for name, k in at.items()}
         labels = {name: axes[name][0][k] for name, k in at.items()}
+        marks = {name: label if axes[name][2] else at[name] for name, label in labels.items()}
         own = {name: value for name, value in chosen.items() if name in known}
-        found.append(Point(labels, chosen, own | dict(arguments)))
-    return {name: labels for name, (labels, _) in axes.items()}, found
+        found.append(Point(labels, marks, chosen, own | dict(arguments)))
+    return {name: labels for name, (labels, _, _) in axes.items()}, found
 
 
-def _axis(name: Any, given: Any) -> tuple[NDArray[Any], list[Any]]:
-    """Return labels and values of an axis."""
+def _axis(name: Any, given: Any) -> tuple[NDArray[Any], list[Any], bool]:
+    """Return labels and values of an axis, and whether the labels are not texts for people."""
     if not isinstance(name, str) or not name.isidentifier():
         raise InputError(f"the axis {shown(name)} of the grid: expected a name such as 'kappa'")
     if name in _OWN:
@@ -194,7 +199,7 @@ def _axis(name: Any, given: Any) -> tuple[NDArray[Any], list[Any]]:
     array = np.array(labels)
     if np.unique(array).size < array.size:
         raise InputError(f"the axis {name} repeats a value: {shown(list(labels))}")
-    return array, values
+    return array, values, plain
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
@@ -376,7 +381,8 @@ def sweep(
     ----------
     grid : dict of str to sequence or dict
         Axis -> values. Numbers and texts label themselves, other objects have their repr or their
-        place as label; a dict label -> value gives other labels.
+        place as label, and their place in the names of files; a dict label -> value gives other
+        labels.
     x0 : array_like, shape (n, d) or (paths, n, d), or callable, optional
         Initial tokens, as for `wflow.solve`. This and every other argument may be a function, whose
         parameters are names of axes.
@@ -388,7 +394,7 @@ def sweep(
         names and dimensions. Further parameters are names of axes.
     on_error : {"nan", "raise"}, default "nan"
         What happens where all paths of a run blow up: NaN, with the message in `failure` and one
-        RuntimeWarning, or the error.
+        AccuracyWarning, or the error.
     out : str or pathlib.Path, optional
         Folder for the run files, which is made. A sweep that is called again continues what was
         interrupted, and computes only the points that are missing; `reduce` is applied again.
@@ -630,7 +636,7 @@ def _finished(
         warn(
             f"{len(failures)} of {len(found)} points failed, the first at {place.text}: their "
             f"values are NaN, and `{FAILURE}` says why (on_error='raise' ends the sweep)",
-            WflowWarning,
+            AccuracyWarning,
         )
     return result.assign_attrs(
         {

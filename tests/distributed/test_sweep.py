@@ -108,6 +108,15 @@ def test_runs_of_other_numbers_of_paths_are_aligned():
     assert np.isfinite(table.energy[1]).all()
 
 
+def test_series_of_other_steps_are_aligned_at_common_times():
+    table = swept(
+        {"dt": [0.3, 0.1]}, law=Frozen(), heads=2, t_final=0.9, dt=lambda dt: dt,
+        reduce=lambda run: {"series": run.energy},
+    )  # fmt: skip
+    assert table.sizes["time"] == 10  # 3 * 0.1 is 0.30000000000000004
+    assert np.isfinite(table.series.isel(time=slice(None, None, 3))).all()
+
+
 def test_workers_give_the_same_bits(tmp_path):
     pytest.importorskip("distributed")
     grid = {"beta": [1e9, 1.0, 2.0]}

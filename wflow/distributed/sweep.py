@@ -38,6 +38,7 @@ from wflow.runs.disk import check_target
 from wflow.runs.driver import ENDS
 from wflow.runs.read import config_differences, manifest_of, open_run, run_status
 from wflow.runs.schema import CONVENTIONS, VARIABLES, history_line, version_of
+from wflow.runs.snapshots import same_times
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -242,8 +243,8 @@ def _axes_of(value: Any, axes: Mapping[str, Any], name: str) -> list[str]:
 def table(labels: Mapping[str, ArrayLike], rows: Sequence[Dataset | None]) -> Dataset:
     """Put the numbers of every point side by side, over the axes of the grid.
 
-    Rows with other coordinates, such as more paths, are aligned by them. What a row lacks is NaN,
-    or "" for text.
+    Rows with other coordinates, such as more paths, are aligned by them, times up to rounding. What
+    a row lacks is NaN, or "" for text.
 
     Parameters
     ----------
@@ -259,7 +260,7 @@ def table(labels: Mapping[str, ArrayLike], rows: Sequence[Dataset | None]) -> Da
 
     shape = tuple(len(np.asarray(each)) for each in labels.values())
     places = [k for k, row in enumerate(rows) if row is not None]
-    kept = [row for row in rows if row is not None]
+    kept = _at_common_times([row for row in rows if row is not None])
     found = list(xarray.align(*kept, join="outer", copy=False))
     variables = {}
     for name in found[0].data_vars if found else ():
@@ -281,6 +282,15 @@ def table(labels: Mapping[str, ArrayLike], rows: Sequence[Dataset | None]) -> Da
             "dimension of the runs: give one of them another name"
         )
     return xarray.Dataset(variables, coords | {name: np.asarray(x) for name, x in labels.items()})
+
+
+def _at_common_times(rows: list[Dataset]) -> list[Dataset]:
+    """Return rows whose times are equal where they differ by rounding alone."""
+    for dim in ("time", "snapshot"):
+        if all(dim in row.indexes and row[dim].dtype.kind in "iuf" for row in rows):
+            times = same_times(*(row[dim].values for row in rows))
+            rows = [row.assign_coords({dim: (dim, t)}) for row, t in zip(rows, times, strict=True)]
+    return rows
 
 
 def _form(row: Dataset) -> dict[str, str]:
@@ -391,7 +401,8 @@ def sweep(
     reduce : callable, optional
         Function of the Dataset of a run that returns more quantities of it: a dict of numbers, of
         DataArrays or of (dimensions, array) by name, or a Dataset. Every point returns the same
-        names and dimensions. Further parameters are names of axes.
+        names and dimensions; series are aligned at common times. Further parameters are names of
+        axes.
     on_error : {"nan", "raise"}, default "nan"
         What happens where all paths of a run blow up: NaN, with the message in `failure` and one
         AccuracyWarning, or the error.

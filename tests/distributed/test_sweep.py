@@ -82,10 +82,17 @@ def test_a_sweep_is_continued_and_extended_without_computing_anything_twice(tmp_
     assert table.drop_attrs().isel(seed=slice(2)).identical(swept().drop_attrs())
     table.to_netcdf(tmp_path / "table.nc")
     assert xarray.load_dataset(tmp_path / "table.nc").equals(table)
-    with pytest.raises(InputError, match=r"another sweep.*dt"):
-        swept(out=tmp_path / "s", dt=0.1)
+    longer = swept(out=tmp_path / "s", t_final=0.4)
+    assert longer.drop_attrs().identical(swept(t_final=0.4).drop_attrs())
+    files = tmp_path / "s"
+    new = {"beta": [9.0, 1.0], "seed": [0]}  # nothing is computed where the second is refused
+    for changed in ({"dt": 0.1}, {"t_final": 0.1}, {"t_final": 1.0, "workers": 2}):
+        with pytest.raises(InputError, match=next(reversed(changed))) as refused:
+            swept(new, out=files, **changed)
+        assert "overwrite" not in str(refused.value)
+    assert not (files / "beta=9,seed=0.h5").exists()
     with pytest.raises(InputError, match="another sweep writes"):
-        swept(out=tmp_path / "s", reduce=lambda run: swept(out=tmp_path / "s"))
+        swept(out=files, t_final=0.4, reduce=lambda run: swept(out=files, t_final=0.4))
 
 
 @pytest.mark.parametrize("filed", [False, True])

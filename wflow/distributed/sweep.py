@@ -35,7 +35,7 @@ from wflow.distributed.client import Pool, default_threads, pool
 from wflow.heads.laws import HeadLaw
 from wflow.particles.options import Compute, option
 from wflow.runs.disk import check_target
-from wflow.runs.driver import ENDS
+from wflow.runs.driver import not_extensible
 from wflow.runs.read import config_differences, manifest_of, open_run, run_status
 from wflow.runs.schema import CONVENTIONS, VARIABLES, history_line, version_of
 from wflow.runs.snapshots import same_times
@@ -408,7 +408,8 @@ def sweep(
         AccuracyWarning, or the error.
     out : str or pathlib.Path, optional
         Folder for the run files, which is made. A sweep that is called again continues what was
-        interrupted, and computes only the points that are missing; `reduce` is applied again.
+        interrupted, and computes only the points that are missing; `reduce` is applied again. A
+        longer `t_final` extends finished runs, unless workers or a scheduler compute them.
         Without it the runs are dropped when they are reduced.
     workers : int, default 0
         Worker processes started on this machine for this call, with `out`; 0 computes one point
@@ -552,12 +553,17 @@ def _is_done(point: Point, task_of: Callable[[Point], dict[str, Any]], here: boo
         asked = problem.config()
         check_comparable(asked)
         differ = config_differences(file, asked)
-        if differ and not (here and status == "complete" and set(differ) <= ENDS):
+        if not differ:
+            return status == "complete"
+        if status != "complete":
+            reason = f"holds a run of another sweep (differs in {', '.join(differ)})"
+        elif not (reason := not_extensible(file, asked, problem.layout())) and not here:
+            reason = "would be extended, which needs a sweep without workers and scheduler"
+        if reason:
             raise InputError(
-                f"{file} holds a run of another sweep (differs in {', '.join(differ)}): give "
-                "another out, or the arguments that it was made with"
+                f"{file} {reason}: give another out, or the arguments that it was made with"
             )
-        return status == "complete" and not differ
+        return False
     except InputError as error:
         raise InputError(f"at the point {point.text}: {error}") from None
     except Exception as error:  # of a function of the user

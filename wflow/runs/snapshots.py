@@ -130,7 +130,7 @@ def _on_sphere(tokens: Tokens, place: int, start: int) -> tuple[Tokens, NDArray[
 def same_times(*times: NDArray[Any]) -> list[NDArray[Any]]:
     """Return the times of several runs, those that differ by rounding alone made equal.
 
-    So 3 steps of 0.1 and 6 of 0.05 end at one time. Each keeps its shape (times,).
+    So 3 steps of 0.1 end with one of 0.3. Each keeps its shape (times,).
     """
     every = np.unique(np.concatenate(times))
     apart = np.diff(every) > _SAME_TIME * np.abs(every).max(initial=0)

@@ -348,7 +348,8 @@ def _shared(a: Dataset, b: Dataset) -> tuple[tuple[Dataset, Dataset], dict[str, 
         x, y = a[dim].values, b[dim].values
         if x.dtype.kind not in "iuf" or y.dtype.kind not in "iuf":
             raise InputError(f"{dim} holds {x.dtype} and {y.dtype}: expected numbers in both runs")
-        found = np.intersect1d(*same_times(x, y), return_indices=True)[1:]
+        x, y = same_times(x, y)
+        found = np.intersect1d(x, y, return_indices=True)[1:]
         for each, indices in zip(places, found, strict=True):
             each[dim] = _sliced(indices)
         count = len(found[0])

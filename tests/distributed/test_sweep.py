@@ -67,6 +67,14 @@ def test_objects_are_axes_under_their_repr_place_or_name(tmp_path):
 
 
 def test_a_sweep_is_continued_and_extended_without_computing_anything_twice(tmp_path):
+@pytest.mark.parametrize("kind", ["Series", "Index", "DataArray"])
+def test_what_numpy_reads_as_a_row_is_an_axis(kind):
+    module = xarray if kind == "DataArray" else pytest.importorskip("pandas")
+    labels, found = points({"dt": getattr(module, kind)([0.1, 0.2])}, {})
+    assert labels["dt"].tolist() == [0.1, 0.2]
+    assert [point.task()["dt"] for point in found] == [0.1, 0.2]
+
+
     def killed(run, beta, seed):
         if (beta, seed) == (4.0, 0):
             raise KeyboardInterrupt
@@ -144,6 +152,7 @@ BAD = {
     "expected axis": {"grid": {}},
     "beta is empty": {"grid": {"beta": []}},
     "repeats": {"grid": {"beta": [1, 1.0]}},
+    "expected a list of": {"grid": {"beta": np.array(1.0)}},
     "expected a list": {"grid": {"beta": "12"}},
     "did you mean kappa": {"grid": {"beta": [1.0], "kapa": [0.1]}},
     "did you mean beat": {"grid": {"beat": [1.0]}},

@@ -132,8 +132,8 @@ def points(
         raise InputError(
             f"grid is {shown(grid)}: expected axis -> values, such as {{'kappa': [0.1, 0.2]}}"
         )
-    sized: list[Any] = [v for v in grid.values() if isinstance(v, Sequence | Mapping)]
-    sized += [v for v in grid.values() if isinstance(v, np.ndarray) and v.ndim]
+    grid = {name: _plain(values) for name, values in grid.items()}
+    sized: list[Any] = [v for v in grid.values() if isinstance(v, Sequence | Mapping | np.ndarray)]
     count = math.prod(map(len, sized))
     check_memory(_POINT_BYTES * count, f"a grid of {count} points", "take fewer values of an axis")
     axes = {name: _axis(name, values) for name, values in grid.items()}
@@ -177,11 +177,19 @@ def _axis(name: Any, given: Any) -> tuple[NDArray[Any], list[Any], bool]:
         raise InputError(f"the axis {shown(name)} of the grid: expected a name such as 'kappa'")
     if name in _OWN:
         raise InputError(f"{name} cannot be an axis: the sweep itself gives it to solve")
+def _plain(values: Any) -> Any:
+    """Return what NumPy reads as an array, such as a Series, as one; a scalar as a number."""
+    if not hasattr(values, "__array__"):
+        return values
+    array = np.asarray(values)
+    return array if array.ndim else array.item()
+
+
     names: list[Any] | None = None
     if isinstance(given, Mapping):
         names, values = list(given), list(given.values())
     elif isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes):
-        values = list(given) if np.ndim(given) else []
+        values = list(given)
     else:
         raise InputError(
             f"the axis {name} is {shown(given)}: expected a list of values, or a dict label -> "
@@ -389,7 +397,7 @@ def sweep(
 
     Parameters
     ----------
-    grid : dict of str to sequence or dict
+    grid : dict of str to sequence, array_like or dict
         Axis -> values. Numbers and texts label themselves, other objects have their repr or their
         place as label, and their place in the names of files; a dict label -> value gives other
         labels.

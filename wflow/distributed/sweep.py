@@ -339,7 +339,7 @@ def at_end(run: Dataset) -> Dataset:
         cosine[np.searchsorted(coords["path"], tokens["snapshot_path"].values)] = (
             n * square.values - 1
         ) / (n - 1)
-        attrs = {"long_name": "mean cosine of pairs of tokens at the end", "units": "1"}
+        attrs = {"long_name": "mean cosine of pairs of tokens at the last snapshot", "units": "1"}
         found["mean_cosine"] = (("path",), cosine, attrs)
     return xarray.Dataset(found, coords)
 

@@ -43,6 +43,7 @@ def test_every_point_is_the_run_of_its_arguments():
     assert here.mean_cosine.values[0] == pytest.approx(products.sum() / (8 * 7 / 2), abs=1e-12)
     assert np.isnan(here.mean_cosine.values[1])  # whose tokens are not kept
     frame = table.to_dataframe().reset_index()
+    assert "beta (2), seed (2)" in repr(table.wflow) and "seed" in table.wflow._repr_html_()
     assert len(frame) == 8 and {"beta", "seed", "path", "energy"} <= set(frame)
 
 

@@ -67,7 +67,6 @@ def test_objects_are_axes_under_their_repr_place_or_name(tmp_path):
     assert table.heads.values.tolist() == [1, 2]
 
 
-def test_a_sweep_is_continued_and_extended_without_computing_anything_twice(tmp_path):
 @pytest.mark.parametrize("kind", ["Series", "Index", "DataArray"])
 def test_what_numpy_reads_as_a_row_is_an_axis(kind):
     module = xarray if kind == "DataArray" else pytest.importorskip("pandas")
@@ -76,6 +75,7 @@ def test_what_numpy_reads_as_a_row_is_an_axis(kind):
     assert [point.task()["dt"] for point in found] == [0.1, 0.2]
 
 
+def test_a_sweep_is_continued_and_extended_without_computing_anything_twice(tmp_path):
     def killed(run, beta, seed):
         if (beta, seed) == (4.0, 0):
             raise KeyboardInterrupt
@@ -152,8 +152,8 @@ def test_workers_give_the_same_bits(tmp_path):
 BAD = {
     "expected axis": {"grid": {}},
     "beta is empty": {"grid": {"beta": []}},
-    "repeats": {"grid": {"beta": [1, 1.0]}},
     "expected a list of": {"grid": {"beta": np.array(1.0)}},
+    "repeats": {"grid": {"beta": [1, 1.0]}},
     "expected a list": {"grid": {"beta": "12"}},
     "did you mean kappa": {"grid": {"beta": [1.0], "kapa": [0.1]}},
     "did you mean beat": {"grid": {"beat": [1.0]}},
@@ -171,6 +171,11 @@ BAD = {
     "seed = 1 odd": {"reduce": lambda run, seed: {"odd": 1} if seed else {}},
     "seed = 1 ends": {"reduce": lambda run, seed: {"ends": ("place", np.ones(1 + seed))}},
     "beta is an axis of the grid, and": {"reduce": lambda run: {"beta": 1.0}},
+    "reduce returns failure": {"reduce": lambda run: {"failure": 1.0}},
+    "failure cannot be an axis": {"grid": {"failure": [1.0]}},
+    "path is an axis": {"grid": {"path": [1.0]}, "law": Frozen(), "heads": lambda path: 2},
+    "x is an axis": {"grid": {"x": [2]}, "law": None, "heads": lambda x: x, "reduce": lambda x: {}},
+    "of 'bta', which.*did you mean beta": {"reduce": lambda run, bta: {}},
     "a table of": {"reduce": lambda run: {"much": (("a", "b"), np.broadcast_to(0.0, (10**9, 99)))}},
 }  # fmt: skip
 

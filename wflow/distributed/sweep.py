@@ -110,7 +110,9 @@ def _mark_text(mark: Any) -> str:
 
 
 def points(
-    grid: Mapping[str, Any], arguments: Mapping[str, Any]
+    grid: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    reduce: Callable[..., Any] | None = None,
 ) -> tuple[dict[str, NDArray[Any]], list[Point]]:
     """Check a grid, and return the labels of its axes and its points, the last axis fastest.
 
@@ -118,12 +120,14 @@ def points(
     ----------
     grid : axis -> sequence of values, or label -> value
     arguments : of `wflow.solve` at every point, values or functions of axes
+    reduce : function of a run and of axes
 
     Raises
     ------
     InputError
         For an axis that is empty, repeats a value or is used by nothing, an argument that is given
-        twice or that `solve` does not have, and a grid that is too large.
+        twice or that `solve` does not have, a function of what is no axis, and a grid that is too
+        large.
     """
     from wflow.particles.solver import solve
 
@@ -160,6 +164,8 @@ def points(
                     or f": give such as heads=lambda {name}: ..."
                 )
             )
+    if reduce is not None:
+        _axes_of(function(reduce, "reduce"), axes, "reduce", of_a_run=True)
     found = []
     for places in product(*(range(len(values)) for _, values, _ in axes.values())):
         at = dict(zip(axes, places, strict=True))
@@ -171,12 +177,6 @@ def points(
     return {name: labels for name, (labels, _, _) in axes.items()}, found
 
 
-def _axis(name: Any, given: Any) -> tuple[NDArray[Any], list[Any], bool]:
-    """Return labels and values of an axis, and whether the labels are not texts for people."""
-    if not isinstance(name, str) or not name.isidentifier():
-        raise InputError(f"the axis {shown(name)} of the grid: expected a name such as 'kappa'")
-    if name in _OWN:
-        raise InputError(f"{name} cannot be an axis: the sweep itself gives it to solve")
 def _plain(values: Any) -> Any:
     """Return what NumPy reads as an array, such as a Series, as one; a scalar as a number."""
     if not hasattr(values, "__array__"):
@@ -185,6 +185,14 @@ def _plain(values: Any) -> Any:
     return array if array.ndim else array.item()
 
 
+def _axis(name: Any, given: Any) -> tuple[NDArray[Any], list[Any], bool]:
+    """Return labels and values of an axis, and whether the labels are not texts for people."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise InputError(f"the axis {shown(name)} of the grid: expected a name such as 'kappa'")
+    if name in _OWN:
+        raise InputError(f"{name} cannot be an axis: the sweep itself gives it to solve")
+    if name == FAILURE:
+        raise InputError(f"{name} cannot be an axis: the table has messages under this name")
     names: list[Any] | None = None
     if isinstance(given, Mapping):
         names, values = list(given), list(given.values())
@@ -230,11 +238,21 @@ def _parameters(value: Any) -> dict[str, bool]:
     return {each.name: each.default is each.empty for each in found if each.kind in named}
 
 
-def _axes_of(value: Any, axes: Mapping[str, Any], name: str) -> list[str]:
-    """Return the axes on which a function depends."""
+def _axes_of(
+    value: Any, axes: Mapping[str, Any], name: str, *, of_a_run: bool = False
+) -> list[str]:
+    """Return the axes on which a function depends, whose first parameter may be a run."""
     parameters = _parameters(value)
+    if of_a_run and parameters:
+        first = next(iter(inspect.signature(value).parameters))
+        if first in axes:
+            raise InputError(
+                f"{first} is an axis of the grid and the first parameter of {name}, which is the "
+                "run: give one of them another name"
+            )
+        parameters.pop(first, None)
     lacking = [each for each, needed in parameters.items() if needed and each not in axes]
-    if lacking or not set(parameters) & set(axes):
+    if lacking or not (of_a_run or set(parameters) & set(axes)):
         what = f"of {lacking[0]!r}, which is no axis" if lacking else "of no axis"
         close = did_you_mean(lacking[0], axes) if lacking else ""
         raise InputError(
@@ -268,7 +286,10 @@ def table(labels: Mapping[str, ArrayLike], rows: Sequence[Dataset | None]) -> Da
 
     shape = tuple(len(np.asarray(each)) for each in labels.values())
     places = [k for k, row in enumerate(rows) if row is not None]
-    kept = _at_common_times([row for row in rows if row is not None])
+    kept = [row for row in rows if row is not None]
+    if kept:
+        _check_names(labels, kept[0])
+    kept = _at_common_times(kept)
     found = list(xarray.align(*kept, join="outer", copy=False))
     variables = {}
     for name in found[0].data_vars if found else ():
@@ -283,13 +304,16 @@ def table(labels: Mapping[str, ArrayLike], rows: Sequence[Dataset | None]) -> Da
         dims = (*labels, *found[0][name].dims)
         variables[name] = (dims, values.reshape(shape + values.shape[1:]), found[0][name].attrs)
     coords = dict(found[0].coords) if found else {}
-    taken = set(labels) & ({*variables, *coords} | {dim for row in found[:1] for dim in row.dims})
-    if taken:
+    return xarray.Dataset(variables, coords | {name: np.asarray(x) for name, x in labels.items()})
+
+
+def _check_names(axes: Mapping[str, Any], row: Dataset) -> None:
+    """Raise InputError where an axis has the name of something in a row."""
+    if taken := set(axes) & {*row.variables, *row.dims}:
         raise InputError(
             f"{', '.join(sorted(map(str, taken)))} is an axis of the grid, and a quantity or a "
             "dimension of the runs: give one of them another name"
         )
-    return xarray.Dataset(variables, coords | {name: np.asarray(x) for name, x in labels.items()})
 
 
 def _at_common_times(rows: list[Dataset]) -> list[Dataset]:
@@ -368,6 +392,10 @@ def _reduced(run: Dataset, reduce: Callable[..., Any] | None, point: Point) -> D
             "numbers, of DataArrays or of (dimensions, array) by name, or a Dataset"
         ) from None
     own = own.drop_vars([name for name in own.coords if name not in own.dims]).load()
+    if FAILURE in {*own.variables, *own.dims}:
+        raise InputError(
+            f"reduce returns {FAILURE}, under which the table has messages: give it another name"
+        )
     both = [name for name in own.data_vars if name in kept]
     return kept.drop_vars(both).merge(own).drop_attrs(deep=False)
 
@@ -444,8 +472,9 @@ def sweep(
     Raises
     ------
     InputError
-        For a grid or arguments that cannot be used at some point, and for a folder whose files are
-        of other runs: before anything is computed. For what `reduce` returns: at the first point.
+        For a grid, arguments or parameters of `reduce` that cannot be used at some point, and for a
+        folder whose files are of other runs: before anything is computed. For what `reduce`
+        returns: at the first point.
     BlowUpError
         Where all paths of a run blow up, with ``on_error="raise"``.
     Interrupted
@@ -483,12 +512,10 @@ def sweep(
     if own := _OWN & set(solve):
         raise InputError(f"{', '.join(sorted(own))}: the sweep itself gives it to each run")
     arguments = {name: value for name, value in given.items() if value is not None} | solve
-    labels, all_points = points(grid, arguments)
+    labels, all_points = points(grid, arguments, reduce)
     for name in ("x0", "law", "t_final"):
         if name not in arguments and name not in labels:
             raise InputError(f"{name} is missing: give it as an argument, or as an axis")
-    if reduce is not None:
-        function(reduce, "reduce")
     check_choice("on_error", on_error, get_args(OnError))
     workers, bar = whole(workers, "workers", 0), switch(progress, "progress")
     folder = None if out is None else path_of(out, "out")
@@ -531,6 +558,7 @@ def sweep(
                     row = _reduced(run, reduce, point)
                 first = next((each for each in rows if each is not None), None)
                 if first is None:
+                    _check_names(labels, row)
                     size = 2 * row.nbytes * len(all_points)
                     check_memory(size, f"a table of {len(all_points)} points", "reduce to less")
                 elif differ := _form(row).items() ^ _form(first).items():

@@ -31,6 +31,8 @@ def test_every_point_is_the_run_of_its_arguments():
         return {"rescaled": run.energy.isel(time=-1) / beta, "records": run.sizes["time"]}
 
     table = swept(reduce=reduce, paths=2)
+    as_dataset = swept(reduce=lambda run, beta: xarray.Dataset(reduce(run, beta)), paths=2)
+    assert as_dataset.drop_attrs().identical(table.drop_attrs())
     assert table.rescaled.dims == ("beta", "seed", "path")
     assert table.records.dims == ("beta", "seed") and (table.records == 5).all()
     run = wflow.solve(X, law(4.0), heads=heads(4.0), seed=1, paths=2, **FIXED)

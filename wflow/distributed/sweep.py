@@ -383,7 +383,7 @@ def _reduced(run: Dataset, reduce: Callable[..., Any] | None, point: Point) -> D
     try:
         if not isinstance(given, Mapping | xarray.Dataset):
             raise TypeError(f"reduce returned {shown(given)}")
-        own = xarray.Dataset(given)
+        own = given if isinstance(given, xarray.Dataset) else xarray.Dataset(given)
         if lists := [name for name in given if name in own.dims]:
             raise TypeError(f"{lists[0]!r} has no dimensions of its own")
     except (TypeError, ValueError) as error:

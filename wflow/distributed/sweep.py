@@ -136,7 +136,7 @@ def points(
         raise InputError(
             f"grid is {shown(grid)}: expected axis -> values, such as {{'kappa': [0.1, 0.2]}}"
         )
-    grid = {name: _plain(values) for name, values in grid.items()}
+    grid = {name: _plain(name, values) for name, values in grid.items()}
     sized: list[Any] = [v for v in grid.values() if isinstance(v, Sequence | Mapping | np.ndarray)]
     count = math.prod(map(len, sized))
     check_memory(_POINT_BYTES * count, f"a grid of {count} points", "take fewer values of an axis")
@@ -177,11 +177,14 @@ def points(
     return {name: labels for name, (labels, _, _) in axes.items()}, found
 
 
-def _plain(values: Any) -> Any:
+def _plain(name: Any, values: Any) -> Any:
     """Return what NumPy reads as an array, such as a Series, as one; a scalar as a number."""
     if not hasattr(values, "__array__"):
         return values
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except Exception as error:  # of a tensor on a device, say
+        raise InputError(f"the axis {shown(name)} is no array: {error}") from None
     return array if array.ndim else array.item()
 
 

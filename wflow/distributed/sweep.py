@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import check_choice, did_you_mean, function, path_of, shown, switch, whole
-from wflow._core.errors import BlowUpError, InputError, Interrupted, WflowWarning, warn
+from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, Interrupted, warn
 from wflow._core.files import own_folder
 from wflow._core.identity import check_comparable
 from wflow._core.invocation import command_text
@@ -35,9 +35,10 @@ from wflow.distributed.client import Pool, default_threads, pool
 from wflow.heads.laws import HeadLaw
 from wflow.particles.options import Compute, option
 from wflow.runs.disk import check_target
-from wflow.runs.driver import ENDS
+from wflow.runs.driver import not_extensible
 from wflow.runs.read import config_differences, manifest_of, open_run, run_status
 from wflow.runs.schema import CONVENTIONS, VARIABLES, history_line, version_of
+from wflow.runs.snapshots import same_times
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -63,11 +64,13 @@ class Point:
     Attributes
     ----------
     labels : label of every axis
+    marks : what names every axis in files: its label, or the place of an object without one
     values : value of every axis
     arguments : of `solve`, functions of the axes among them
     """
 
     labels: dict[str, Any]
+    marks: dict[str, Any]
     values: dict[str, Any]
     arguments: dict[str, Any]
 
@@ -78,12 +81,8 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Name of the point for files."""
-        texts = {
-            name: str(label) if isinstance(label, str) else value_text(label)
-            for name, label in self.labels.items()
-        }
-        text = ",".join(f"{name}={label}" for name, label in texts.items())
+        """Name of the point for files, which later versions must find: no text for people."""
+        text = ",".join(f"{name}={_mark_text(mark)}" for name, mark in self.marks.items())
         clean = re.sub(r"[^\w.+=,-]", "_", text, flags=re.ASCII)
         if clean == text and len(text) <= _LONGEST:
             return text
@@ -104,8 +103,16 @@ class Point:
         return {name: self.values[name] for name in _parameters(asking) if name in self.values}
 
 
+def _mark_text(mark: Any) -> str:
+    """Write a text, or a number in the shortest digits: 4.0 is `4`, as in a list of integers."""
+    plain = mark.item() if isinstance(mark, np.generic) else mark
+    return plain if isinstance(plain, str) else repr(plain).removesuffix(".0")
+
+
 def points(
-    grid: Mapping[str, Any], arguments: Mapping[str, Any]
+    grid: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    reduce: Callable[..., Any] | None = None,
 ) -> tuple[dict[str, NDArray[Any]], list[Point]]:
     """Check a grid, and return the labels of its axes and its points, the last axis fastest.
 
@@ -113,12 +120,14 @@ def points(
     ----------
     grid : axis -> sequence of values, or label -> value
     arguments : of `wflow.solve` at every point, values or functions of axes
+    reduce : function of a run and of axes
 
     Raises
     ------
     InputError
         For an axis that is empty, repeats a value or is used by nothing, an argument that is given
-        twice or that `solve` does not have, and a grid that is too large.
+        twice or that `solve` does not have, a function of what is no axis, and a grid that is too
+        large.
     """
     from wflow.particles.solver import solve
 
@@ -127,8 +136,8 @@ def points(
         raise InputError(
             f"grid is {shown(grid)}: expected axis -> values, such as {{'kappa': [0.1, 0.2]}}"
         )
-    sized: list[Any] = [v for v in grid.values() if isinstance(v, Sequence | Mapping)]
-    sized += [v for v in grid.values() if isinstance(v, np.ndarray) and v.ndim]
+    grid = {name: _plain(name, values) for name, values in grid.items()}
+    sized: list[Any] = [v for v in grid.values() if isinstance(v, Sequence | Mapping | np.ndarray)]
     count = math.prod(map(len, sized))
     check_memory(_POINT_BYTES * count, f"a grid of {count} points", "take fewer values of an axis")
     axes = {name: _axis(name, values) for name, values in grid.items()}
@@ -155,27 +164,43 @@ def points(
                     or f": give such as heads=lambda {name}: ..."
                 )
             )
+    if reduce is not None:
+        _axes_of(function(reduce, "reduce"), axes, "reduce", of_a_run=True)
     found = []
-    for places in product(*(range(len(values)) for _, values in axes.values())):
+    for places in product(*(range(len(values)) for _, values, _ in axes.values())):
         at = dict(zip(axes, places, strict=True))
         chosen = {name: axes[name][1][k] for name, k in at.items()}
         labels = {name: axes[name][0][k] for name, k in at.items()}
+        marks = {name: label if axes[name][2] else at[name] for name, label in labels.items()}
         own = {name: value for name, value in chosen.items() if name in known}
-        found.append(Point(labels, chosen, own | dict(arguments)))
-    return {name: labels for name, (labels, _) in axes.items()}, found
+        found.append(Point(labels, marks, chosen, own | dict(arguments)))
+    return {name: labels for name, (labels, _, _) in axes.items()}, found
 
 
-def _axis(name: Any, given: Any) -> tuple[NDArray[Any], list[Any]]:
-    """Return labels and values of an axis."""
+def _plain(name: Any, values: Any) -> Any:
+    """Return what NumPy reads as an array, such as a Series, as one; a scalar as a number."""
+    if not hasattr(values, "__array__"):
+        return values
+    try:
+        array = np.asarray(values)
+    except Exception as error:  # of a tensor on a device, say
+        raise InputError(f"the axis {shown(name)} is no array: {error}") from None
+    return array if array.ndim else array.item()
+
+
+def _axis(name: Any, given: Any) -> tuple[NDArray[Any], list[Any], bool]:
+    """Return labels and values of an axis, and whether the labels are not texts for people."""
     if not isinstance(name, str) or not name.isidentifier():
         raise InputError(f"the axis {shown(name)} of the grid: expected a name such as 'kappa'")
     if name in _OWN:
         raise InputError(f"{name} cannot be an axis: the sweep itself gives it to solve")
+    if name == FAILURE:
+        raise InputError(f"{name} cannot be an axis: the table has messages under this name")
     names: list[Any] | None = None
     if isinstance(given, Mapping):
         names, values = list(given), list(given.values())
     elif isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes):
-        values = list(given) if np.ndim(given) else []
+        values = list(given)
     else:
         raise InputError(
             f"the axis {name} is {shown(given)}: expected a list of values, or a dict label -> "
@@ -194,7 +219,7 @@ def _axis(name: Any, given: Any) -> tuple[NDArray[Any], list[Any]]:
     array = np.array(labels)
     if np.unique(array).size < array.size:
         raise InputError(f"the axis {name} repeats a value: {shown(list(labels))}")
-    return array, values
+    return array, values, plain
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
@@ -216,11 +241,21 @@ def _parameters(value: Any) -> dict[str, bool]:
     return {each.name: each.default is each.empty for each in found if each.kind in named}
 
 
-def _axes_of(value: Any, axes: Mapping[str, Any], name: str) -> list[str]:
-    """Return the axes on which a function depends."""
+def _axes_of(
+    value: Any, axes: Mapping[str, Any], name: str, *, of_a_run: bool = False
+) -> list[str]:
+    """Return the axes on which a function depends, whose first parameter may be a run."""
     parameters = _parameters(value)
+    if of_a_run and parameters:
+        first = next(iter(inspect.signature(value).parameters))
+        if first in axes:
+            raise InputError(
+                f"{first} is an axis of the grid and the first parameter of {name}, which is the "
+                "run: give one of them another name"
+            )
+        parameters.pop(first, None)
     lacking = [each for each, needed in parameters.items() if needed and each not in axes]
-    if lacking or not set(parameters) & set(axes):
+    if lacking or not (of_a_run or set(parameters) & set(axes)):
         what = f"of {lacking[0]!r}, which is no axis" if lacking else "of no axis"
         close = did_you_mean(lacking[0], axes) if lacking else ""
         raise InputError(
@@ -237,8 +272,8 @@ def _axes_of(value: Any, axes: Mapping[str, Any], name: str) -> list[str]:
 def table(labels: Mapping[str, ArrayLike], rows: Sequence[Dataset | None]) -> Dataset:
     """Put the numbers of every point side by side, over the axes of the grid.
 
-    Rows with other coordinates, such as more paths, are aligned by them. What a row lacks is NaN,
-    or "" for text.
+    Rows with other coordinates, such as more paths, are aligned by them, times up to rounding. What
+    a row lacks is NaN, or "" for text.
 
     Parameters
     ----------
@@ -255,6 +290,9 @@ def table(labels: Mapping[str, ArrayLike], rows: Sequence[Dataset | None]) -> Da
     shape = tuple(len(np.asarray(each)) for each in labels.values())
     places = [k for k, row in enumerate(rows) if row is not None]
     kept = [row for row in rows if row is not None]
+    if kept:
+        _check_names(labels, kept[0])
+    kept = _at_common_times(kept)
     found = list(xarray.align(*kept, join="outer", copy=False))
     variables = {}
     for name in found[0].data_vars if found else ():
@@ -269,13 +307,25 @@ def table(labels: Mapping[str, ArrayLike], rows: Sequence[Dataset | None]) -> Da
         dims = (*labels, *found[0][name].dims)
         variables[name] = (dims, values.reshape(shape + values.shape[1:]), found[0][name].attrs)
     coords = dict(found[0].coords) if found else {}
-    taken = set(labels) & ({*variables, *coords} | {dim for row in found[:1] for dim in row.dims})
-    if taken:
+    return xarray.Dataset(variables, coords | {name: np.asarray(x) for name, x in labels.items()})
+
+
+def _check_names(axes: Mapping[str, Any], row: Dataset) -> None:
+    """Raise InputError where an axis has the name of something in a row."""
+    if taken := set(axes) & {*row.variables, *row.dims}:
         raise InputError(
             f"{', '.join(sorted(map(str, taken)))} is an axis of the grid, and a quantity or a "
             "dimension of the runs: give one of them another name"
         )
-    return xarray.Dataset(variables, coords | {name: np.asarray(x) for name, x in labels.items()})
+
+
+def _at_common_times(rows: list[Dataset]) -> list[Dataset]:
+    """Return rows whose times are equal where they differ by rounding alone."""
+    for dim in ("time", "snapshot"):
+        if all(dim in row.indexes and row[dim].dtype.kind in "iuf" for row in rows):
+            times = same_times(*(row[dim].values for row in rows))
+            rows = [row.assign_coords({dim: (dim, t)}) for row, t in zip(rows, times, strict=True)]
+    return rows
 
 
 def _form(row: Dataset) -> dict[str, str]:
@@ -316,7 +366,7 @@ def at_end(run: Dataset) -> Dataset:
         cosine[np.searchsorted(coords["path"], tokens["snapshot_path"].values)] = (
             n * square.values - 1
         ) / (n - 1)
-        attrs = {"long_name": "mean cosine of pairs of tokens at the end", "units": "1"}
+        attrs = {"long_name": "mean cosine of pairs of tokens at the last snapshot", "units": "1"}
         found["mean_cosine"] = (("path",), cosine, attrs)
     return xarray.Dataset(found, coords)
 
@@ -336,7 +386,7 @@ def _reduced(run: Dataset, reduce: Callable[..., Any] | None, point: Point) -> D
     try:
         if not isinstance(given, Mapping | xarray.Dataset):
             raise TypeError(f"reduce returned {shown(given)}")
-        own = xarray.Dataset(given)
+        own = given if isinstance(given, xarray.Dataset) else xarray.Dataset(given)
         if lists := [name for name in given if name in own.dims]:
             raise TypeError(f"{lists[0]!r} has no dimensions of its own")
     except (TypeError, ValueError) as error:
@@ -345,6 +395,10 @@ def _reduced(run: Dataset, reduce: Callable[..., Any] | None, point: Point) -> D
             "numbers, of DataArrays or of (dimensions, array) by name, or a Dataset"
         ) from None
     own = own.drop_vars([name for name in own.coords if name not in own.dims]).load()
+    if FAILURE in {*own.variables, *own.dims}:
+        raise InputError(
+            f"reduce returns {FAILURE}, under which the table has messages: give it another name"
+        )
     both = [name for name in own.data_vars if name in kept]
     return kept.drop_vars(both).merge(own).drop_attrs(deep=False)
 
@@ -374,9 +428,10 @@ def sweep(
 
     Parameters
     ----------
-    grid : dict of str to sequence or dict
+    grid : dict of str to sequence, array_like or dict
         Axis -> values. Numbers and texts label themselves, other objects have their repr or their
-        place as label; a dict label -> value gives other labels.
+        place as label, and their place in the names of files; a dict label -> value gives other
+        labels.
     x0 : array_like, shape (n, d) or (paths, n, d), or callable, optional
         Initial tokens, as for `wflow.solve`. This and every other argument may be a function, whose
         parameters are names of axes.
@@ -385,13 +440,15 @@ def sweep(
     reduce : callable, optional
         Function of the Dataset of a run that returns more quantities of it: a dict of numbers, of
         DataArrays or of (dimensions, array) by name, or a Dataset. Every point returns the same
-        names and dimensions. Further parameters are names of axes.
+        names and dimensions; series are aligned at common times. Further parameters are names of
+        axes.
     on_error : {"nan", "raise"}, default "nan"
         What happens where all paths of a run blow up: NaN, with the message in `failure` and one
-        RuntimeWarning, or the error.
+        AccuracyWarning, or the error.
     out : str or pathlib.Path, optional
         Folder for the run files, which is made. A sweep that is called again continues what was
-        interrupted, and computes only the points that are missing; `reduce` is applied again.
+        interrupted, and computes only the points that are missing; `reduce` is applied again. A
+        longer `t_final` extends finished runs, unless workers or a scheduler compute them.
         Without it the runs are dropped when they are reduced.
     workers : int, default 0
         Worker processes started on this machine for this call, with `out`; 0 computes one point
@@ -418,8 +475,9 @@ def sweep(
     Raises
     ------
     InputError
-        For a grid or arguments that cannot be used at some point, and for a folder whose files are
-        of other runs: before anything is computed. For what `reduce` returns: at the first point.
+        For a grid, arguments or parameters of `reduce` that cannot be used at some point, and for a
+        folder whose files are of other runs: before anything is computed. For what `reduce`
+        returns: at the first point.
     BlowUpError
         Where all paths of a run blow up, with ``on_error="raise"``.
     Interrupted
@@ -457,12 +515,10 @@ def sweep(
     if own := _OWN & set(solve):
         raise InputError(f"{', '.join(sorted(own))}: the sweep itself gives it to each run")
     arguments = {name: value for name, value in given.items() if value is not None} | solve
-    labels, all_points = points(grid, arguments)
+    labels, all_points = points(grid, arguments, reduce)
     for name in ("x0", "law", "t_final"):
         if name not in arguments and name not in labels:
             raise InputError(f"{name} is missing: give it as an argument, or as an axis")
-    if reduce is not None:
-        function(reduce, "reduce")
     check_choice("on_error", on_error, get_args(OnError))
     workers, bar = whole(workers, "workers", 0), switch(progress, "progress")
     folder = None if out is None else path_of(out, "out")
@@ -505,6 +561,7 @@ def sweep(
                     row = _reduced(run, reduce, point)
                 first = next((each for each in rows if each is not None), None)
                 if first is None:
+                    _check_names(labels, row)
                     size = 2 * row.nbytes * len(all_points)
                     check_memory(size, f"a table of {len(all_points)} points", "reduce to less")
                 elif differ := _form(row).items() ^ _form(first).items():
@@ -535,12 +592,17 @@ def _is_done(point: Point, task_of: Callable[[Point], dict[str, Any]], here: boo
         asked = problem.config()
         check_comparable(asked)
         differ = config_differences(file, asked)
-        if differ and not (here and status == "complete" and set(differ) <= ENDS):
+        if not differ:
+            return status == "complete"
+        if status != "complete":
+            reason = f"holds a run of another sweep (differs in {', '.join(differ)})"
+        elif not (reason := not_extensible(file, asked, problem.layout())) and not here:
+            reason = "would be extended, which needs a sweep without workers and scheduler"
+        if reason:
             raise InputError(
-                f"{file} holds a run of another sweep (differs in {', '.join(differ)}): give "
-                "another out, or the arguments that it was made with"
+                f"{file} {reason}: give another out, or the arguments that it was made with"
             )
-        return status == "complete" and not differ
+        return False
     except InputError as error:
         raise InputError(f"at the point {point.text}: {error}") from None
     except Exception as error:  # of a function of the user
@@ -630,7 +692,7 @@ def _finished(
         warn(
             f"{len(failures)} of {len(found)} points failed, the first at {place.text}: their "
             f"values are NaN, and `{FAILURE}` says why (on_error='raise' ends the sweep)",
-            WflowWarning,
+            AccuracyWarning,
         )
     return result.assign_attrs(
         {

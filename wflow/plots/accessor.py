@@ -23,7 +23,7 @@ from wflow._core.checks import check_choice
 from wflow._core.errors import InputError
 from wflow._core.printable import printable
 from wflow.analysis.description import with_error
-from wflow.distributed.sweep import AXES
+from wflow.distributed.sweep import AXES, FAILURE
 from wflow.plots.charts import escaped, sparkline
 from wflow.plots.figure import budget_advice, require
 from wflow.runs.schema import flow_name, head_count, is_movement, law_name
@@ -65,6 +65,7 @@ class RunAccessor:
     """A run of `wflow.solve`, `wflow.open` or `wflow.open_study` as an object: `run.wflow`.
 
     Shown by itself, in a notebook or by `print`, it says what was run and accounts for the energy.
+    The table of `wflow.sweep` has it as well: it shows the axes, and `plot` draws a quantity.
 
     Parameters
     ----------
@@ -273,6 +274,8 @@ class RunAccessor:
     # -----------------------
 
     def __repr__(self) -> str:
+        if AXES in self._ds.attrs:
+            return "\n".join(printable(line, lines=False) for line in self._sweep_lines())
         try:
             title, facts = self._title(), self._facts()
         except InputError:
@@ -284,6 +287,8 @@ class RunAccessor:
         return "\n".join(printable(line, lines=False) for line in lines)
 
     def _repr_html_(self) -> str:
+        if AXES in self._ds.attrs:
+            return f"<div>{'<br/>'.join(map(escaped, self._sweep_lines()))}</div>"
         try:
             title, facts = self._title(), self._facts()
         except InputError as error:
@@ -304,6 +309,15 @@ class RunAccessor:
             f'<div style="display: flex; gap: 2em; align-items: center">{table}'
             f"<div>{curves}</div></div></div>"
         )
+
+    def _sweep_lines(self) -> list[str]:
+        """Return what the table of a sweep is: its axes and quantities, and how many failed."""
+        ds = self._ds
+        axes = [f"{name} ({ds.sizes.get(name, 1)})" for name in str(ds.attrs[AXES]).split()]
+        lines = [f"<wflow sweep: {', '.join(axes)}>", f"  {', '.join(map(str, ds.data_vars))}"]
+        if FAILURE in ds.coords and (failed := int((ds[FAILURE] != "").sum())):
+            lines.append(f"  {failed} of {ds[FAILURE].size} points failed, see {FAILURE}")
+        return lines
 
     def _title(self) -> str:
         """Return law, flow, direction and scheme."""

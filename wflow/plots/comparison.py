@@ -22,7 +22,7 @@ from wflow.plots.figure import PAGE, evenly, grid, time_axis
 from wflow.plots.style import style
 from wflow.runs.read import parse_config
 from wflow.runs.schema import COORDINATES
-from wflow.runs.snapshots import dataset_of
+from wflow.runs.snapshots import dataset_of, same_times
 from wflow.transport.distances import over_time
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ __all__ = ["Comparison", "compare"]
 
 _BLOCK = 2**22  # values of each run in memory at a time
 _PAIRS = 2**23  # pairs of tokens in all distances that are computed unasked: some seconds
-_SAME_TIME = 1e-9  # distance of times that are the same, in units of the last one
 _PROVENANCE = ("wflow_version", "numpy_version", "numba_version")
 _DRAWN = ("energy", "free_energy", "speed_sq", "upper_gradient_sq", "edi_residual")
 _MEANS = ("tokens_mean", "density_mean")  # over all paths
@@ -349,7 +348,8 @@ def _shared(a: Dataset, b: Dataset) -> tuple[tuple[Dataset, Dataset], dict[str, 
         x, y = a[dim].values, b[dim].values
         if x.dtype.kind not in "iuf" or y.dtype.kind not in "iuf":
             raise InputError(f"{dim} holds {x.dtype} and {y.dtype}: expected numbers in both runs")
-        found = _matched(x, y)
+        x, y = same_times(x, y)
+        found = np.intersect1d(x, y, return_indices=True)[1:]
         for each, indices in zip(places, found, strict=True):
             each[dim] = _sliced(indices)
         count = len(found[0])
@@ -357,18 +357,6 @@ def _shared(a: Dataset, b: Dataset) -> tuple[tuple[Dataset, Dataset], dict[str, 
         word = {"time": "times", "path": "paths"}.get(dim, f"{dim}s".replace("_", " "))
         left_out[dim] = f"{more} {word} that only one run has" if more else ""
     return (a.isel(places[0]), b.isel(places[1])), left_out
-
-
-def _matched(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the places of the values that two coordinates share."""
-    if not len(x) or not len(y):
-        return np.zeros(0, np.intp), np.zeros(0, np.intp)
-    order = np.argsort(y)
-    above = np.searchsorted(y, x, sorter=order)
-    near = order[np.clip([above - 1, above], 0, len(y) - 1)]  # the neighbours of each
-    near = near[np.argmin(np.abs(x - y[near]), axis=0), np.arange(len(x))]
-    fits = np.abs(x - y[near]) <= _SAME_TIME * max(1.0, float(np.abs(y).max()))
-    return np.flatnonzero(fits), near[fits]
 
 
 def _sliced(places: NDArray[np.intp]) -> slice | NDArray[np.intp]:

@@ -44,7 +44,7 @@ IfExists = Literal["error", "overwrite", "resume"]
 State = dict[str, NDArray[Any]]
 _log = logging.getLogger("wflow")
 _BLOCK = 1 << 22  # bytes copied at a time
-ENDS = {"t_final", "steps", "save.snapshots"}  # settings in which a longer run may differ
+_ENDS = {"t_final", "steps", "save.snapshots"}  # settings in which a longer run may differ
 
 
 class Solver(ABC):
@@ -521,26 +521,27 @@ def _extension(out: Path, config: Mapping[str, Any], problem: Runnable) -> dict[
     """
     with open_hdf5(out) as file:
         attrs, history = read.read_attrs(file, out), read.history_of(file)
-        held = json.loads(attrs["config"])
-        differ = differences(held, config)
-        reason = ExtendedRun.missing(file, problem.layout()) if differ else ""
-    if not differ:
+    if not differences(json.loads(attrs["config"]), config):
         return {}
-    asked, done = (settings.get("t_final", settings.get("steps")) for settings in (config, held))
-    if not set(differ) <= ENDS or not asked > done:
-        raise InputError(
-            f"{out} holds another finished run (differs in {', '.join(differ)}); choose another "
-            "output or overwrite it (--overwrite)"
-        )
-    if reason:
-        raise InputError(
-            f"{out} cannot be extended: {reason}; choose another output or overwrite it "
-            "(--overwrite)"
-        )
+    if reason := not_extensible(out, config, problem.layout()):
+        raise InputError(f"{out} {reason}; choose another output or overwrite it (--overwrite)")
     digests.check(out)
     lines = [history] if history else []
     lines.append(history_line(f"extended by {command_text()}"))
     return {"extends": attrs["created"], "history": lines}
+
+
+def not_extensible(out: Path, config: Mapping[str, Any], layout: Layout) -> str:
+    """Say why a finished run cannot be extended to a longer one; "" where it can."""
+    config = json.loads(config_text(config))
+    with open_hdf5(out) as file:
+        held = json.loads(read.read_attrs(file, out)["config"])
+        differ = differences(held, config)
+        asked, done = (each.get("t_final", each.get("steps")) for each in (config, held))
+        if not set(differ) <= _ENDS or not asked > done:
+            return f"holds another finished run (differs in {', '.join(differ)})"
+        reason = ExtendedRun.missing(file, layout)
+    return reason and f"cannot be extended: {reason}"
 
 
 class ExtendedRun:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from wflow._core.errors import InputError
 from wflow._core.identity import check_comparable
 from wflow.runs.disk import check_target
-from wflow.runs.driver import ENDS
+from wflow.runs.driver import not_extensible
 from wflow.runs.read import (
     config_differences,
     load_state,
@@ -53,8 +53,8 @@ def check_output(file: Path, task: Mapping[str, Any], flags: Flags) -> None:
     check_comparable(asked)
     differ = config_differences(file, asked)
     here = not getattr(flags, "workers", 0)  # workers do not extend runs
-    extends = here and run_status(file) == "complete" and set(differ) <= ENDS
-    if differ and not extends:
+    extends = here and run_status(file) == "complete"
+    if differ and (not extends or not_extensible(file, asked, problem.layout())):
         raise InputError(
             f"{file} holds a run that differs in {flags_of(differ, flags)}: give the flags it was "
             "made with, --overwrite in the place of --resume, or another --out"

@@ -481,12 +481,12 @@ class Session:
         import wflow.plots.accessor  # noqa: F401  # gives `reduce` run.wflow
 
         grid = {dim: labels for dim, (labels, _) in cases.items()}
-        _, found = points(grid, task)
+        _, found = points(grid, task, reduce)
         files = self.solve({point.name: point.task() for point in found})
-        following = iter(found)
+        at = {tuple(point.labels.values()): point for point in found}
 
         def measure(*labels: Any) -> Mapping[str, ArrayLike]:
-            point = next(following)
+            point = at[labels]
             with open_run(files[point.name]) as run:
                 return cast(Mapping[str, ArrayLike], point.reduced(reduce, run))
 

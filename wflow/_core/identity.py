@@ -51,6 +51,11 @@ class Described(Shown):
         -------
         Described
             An object of the class.
+
+        Raises
+        ------
+        InputError
+            For parameters that the class does not have, or lacks.
         """
         return made_of(cls, config, cls.__name__)
 

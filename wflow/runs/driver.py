@@ -529,8 +529,8 @@ def _extension(out: Path, config: Mapping[str, Any], problem: Runnable) -> dict[
     asked, done = (settings.get("t_final", settings.get("steps")) for settings in (config, held))
     if not set(differ) <= ENDS or not asked > done:
         raise InputError(
-            f"{out} holds another finished run (differs in {', '.join(differ)}); choose another "
-            "output or overwrite it (--overwrite)"
+            f"{out} holds another finished run (differs in {', '.join(differ)}), which a "
+            "longer t_final alone extends; choose another output or overwrite it (--overwrite)"
         )
     if reason:
         raise InputError(

@@ -20,6 +20,7 @@ _HOMES = {
     "Flow": ("wflow.attention.flows", "Flow"),
     "Tableau": ("wflow._core.tableaux", "Tableau"),
     "open": ("wflow.runs.read", "open_run"),
+    "Comparison": ("wflow.plots.comparison", "Comparison"),
     "compare": ("wflow.plots.comparison", "compare"),
     "verify": ("wflow.analysis.verify", "verify"),
     "cite": ("wflow.analysis.citations", "cite"),
@@ -103,7 +104,7 @@ if TYPE_CHECKING:
     from wflow.distributed.sweep import sweep
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import solve
-    from wflow.plots.comparison import compare
+    from wflow.plots.comparison import Comparison, compare
     from wflow.runs.read import open_run as open
     from wflow.runs.studies import open_study
     from wflow.sphere import tokens

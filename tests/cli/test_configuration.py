@@ -95,6 +95,27 @@ def test_set_changes_values_and_its_files_lie_in_the_current_folder(config):
     assert digests("a.h5") == digests("b.h5")
 
 
+def test_values_may_be_written_as_in_python(config):
+    sets = ["causal=True", "kappa=.1", "t_final=2.", "dt=1."]
+    words = [word for each in sets for word in ("--set", each)]
+    assert main(["solve", str(config), "--out", "a.h5", *words]) == 0
+    with wflow.open("a.h5") as run:
+        held = json.loads(run.attrs["config"])
+    assert (held["causal"], held["kappa"], held["t_final"], held["dt"]) == (True, 0.1, 2.0, 1.0)
+
+
+def test_a_run_file_takes_another_end_and_names_no_heads_that_it_lacks(config, capsys):
+    assert main(["solve", str(config), "--out", "a.h5"]) == 0
+    assert main(["solve", "a.h5", "--out", "b.h5", "--set", "t_final=.06"]) == 0
+    with wflow.rerun("a.h5", t_final=0.06) as again, wflow.open("b.h5") as run:
+        assert list(again.snapshot.values) == list(run.snapshot.values) == [0, 0.06]
+    heads = wflow.heads.QKV(*np.ones((3, 1, 3, 3)))
+    wflow.solve(X, FROZEN, heads=heads, t_final=0.1, dt=0.02, out="qkv.h5").close()
+    capsys.readouterr()
+    assert main(["info", "--config", "qkv.h5"]) == 2
+    assert "a run file does not hold" in capsys.readouterr().err
+
+
 def test_the_json_of_a_run_file_needs_its_tokens_which_are_compared(config, capsys):
     main(["solve", str(config), "--out", "a.h5"])
     with h5py.File("a.h5") as run:
@@ -111,10 +132,13 @@ def test_the_json_of_a_run_file_needs_its_tokens_which_are_compared(config, caps
     ("change", "named"),
     [
         ("sceme=rk4", "scheme"), ("save.evry=2", "every"), ("compute.methd=fast", "method"),
-        ("tokens.kind=unifrm", "uniform"), ("law=Frozn", "Frozen"), ("law.rate=1", "law.rate"),
+        ("tokens.kind=unifrm", "uniform"), ("law=Frozn", "Frozen"), ("law.rate=1", "Frozen.rate"),
         ("law=OrnsteinUhlenbeck", "mean"), ("tokens=no.npy", "no.npy"), ("dt", "KEY=VALUE"),
         ("heads=[[1", "TOML"), ("flow=softmx", "flow"), ("scheme=rk5", "scheme"),
         ("t_final.x=1", "t_final"), ("save=3", "save"), ("heads={query=[1]}", "value"),
+        ("flow=3", "flow is 3"), ("scheme.rtol=1e-6", "scheme.name"), ("law={}", "Frozen"),
+        ("scheme={name='dopri5', rtl=1}", "rtol"), ("law.name=Schedule", "times"),
+        ("heads=''", "heads"), ("out=''", "out"), ("causal=yes", "True or False"),
         ("dt=nan", "dt"), ("tokens={file='x.npy'}", "x.npy"), ("heads=x.npz", "x.npz"),
     ],
 )  # fmt: skip

@@ -606,7 +606,7 @@ def as_plain(result: Any) -> Any:
         return result.film
     if isinstance(result, stationary.State):
         return [result.density, result.kappa]
-    if isinstance(result, wflow.compare.Comparison):
+    if isinstance(result, wflow.Comparison):
         return str(result)
     if hasattr(result, "centres") and not hasattr(result, "coords"):  # meshes, modes and nodes
         return [result.centres, result.areas]

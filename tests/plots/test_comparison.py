@@ -67,6 +67,30 @@ def test_what_cannot_be_compared_is_said(run):
         found.plot()
 
 
+def test_runs_without_a_common_time_after_the_start_are_not_the_same(run):
+    found = wflow.compare(run, solve(t_final=0.27, dt=0.09, save=wflow.SaveAt()))
+    assert (
+        not found.same and (found.quantities.absolute == 0).all() and "after time 0" in str(found)
+    )
+    assert "11 times that only one run has" in found.notes
+    none = wflow.SaveAt(snapshots=[])
+    pair = [solve(law=wflow.heads.Frozen(), save=none, causal=causal) for causal in (False, True)]
+    assert not wflow.compare(*pair).same
+
+
+def test_runs_that_agree_to_rounding_pass_one_tolerance(run):
+    fast = solve(compute=wflow.Compute(method="fast"))
+    assert not wflow.compare(run, fast).same and wflow.compare(run, fast, tolerance=1e-10).same
+
+
+def test_lost_tokens_are_nan_in_the_distance_and_what_is_no_run_is_refused(run):
+    lost = run.copy(deep=True)
+    lost["tokens"][:, 1] = np.nan
+    assert "nan at most, at t = 0.2" in str(wflow.compare(run, lost))
+    with pytest.raises(wflow.InputError, match="b is a Dataset that is no run"):
+        wflow.compare(run, wflow.sweep({"seed": [0, 1]}, X, OU, **SHORT))
+
+
 def test_distances_of_other_numbers_of_tokens_are_bounded_unless_asked_for(monkeypatch, run):
     other = solve(x0=X[:5])
     assert wflow.compare(run, other).w2.shape == (1, 3)

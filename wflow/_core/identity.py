@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Generic, Self, TypeGuard, TypeVar
 
-from wflow._core.checks import shown
+from wflow._core.checks import did_you_mean, made_of, shown
 from wflow._core.errors import InputError, WflowWarning, warn
 from wflow._core.fingerprint import NotComparable, fingerprint, of_bytecode, why_different
 from wflow._core.reprs import Shown, value_text
@@ -51,8 +51,13 @@ class Described(Shown):
         -------
         Described
             An object of the class.
+
+        Raises
+        ------
+        InputError
+            For parameters that the class does not have, or lacks.
         """
-        return cls(**config)
+        return made_of(cls, config, cls.__name__)
 
     @classmethod
     def missing_in(cls, config: Mapping[str, Any]) -> str:
@@ -182,17 +187,19 @@ class Registry(Generic[_T]):
         """
         if not isinstance(config, dict):
             raise InputError(
-                f"config is {shown(config)}: expected what {self.kind}_config returns for a "
-                f"{self.kind}"
+                f"{self.kind} is {shown(config)}: expected its name, or what {self.kind}_config "
+                "returns"
             )
         name, custom = config.get("name"), is_custom_config(config)
         cls = self.classes.get(name) if isinstance(name, str) else None
         if cls is not None and custom and self._is_of_wflow(cls):
             cls = None  # a custom class with the name of one of wflow
         if cls is None and not custom and "sha256" not in config:
+            known = [each for each in self.classes if each != self.base.__name__]
+            hint = did_you_mean(str(name), known) or f": expected one of {', '.join(known)}"
             raise InputError(
-                f"no {self.noun} is registered as {name!r}: import the module that registers it, "
-                f"{self._remedy}"
+                f"no {self.noun} is registered as {shown(name)}{hint} (of your own, import the "
+                f"module that registers it, {self._remedy})"
             )
         missing = (cls or self.base).missing_in(config)
         if not missing and cls in (None, self.base):

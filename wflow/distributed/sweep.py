@@ -500,14 +500,15 @@ def sweep(
     --------
     >>> import numpy as np, wflow
     >>> table = wflow.sweep(
-    ...     {"beta": [1.0, 4.0], "seed": range(3)}, wflow.tokens.uniform(n=20, d=3, seed=0),
+    ...     {"beta": [1.0, 4.0], "seed": range(3)},
+    ...     lambda seed: wflow.tokens.uniform(n=20, d=3, seed=seed),
     ...     wflow.heads.Frozen(), heads=lambda beta: [beta * np.eye(3)], direction="ascent",
     ...     t_final=0.5, dt=0.05, reduce=lambda run: {"records": run.sizes["time"]},
     ... )
     >>> table["energy"].dims, table["records"].values.tolist()
     (('beta', 'seed', 'path'), [[11, 11, 11], [11, 11, 11]])
     >>> table["energy_change"].mean(["seed", "path"]).values.round(3).tolist()
-    [0.083, 2.404]
+    [0.02, 1.917]
     >>> list(table.to_dataframe().index.names)
     ['beta', 'seed', 'path']
     """

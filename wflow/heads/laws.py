@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import (
     check_choice,
+    made_of,
     number,
     read_only,
     reading,
@@ -1163,7 +1164,7 @@ class Schedule(HeadLaw):
     def from_config(cls, config: dict[str, Any]) -> Self:
         settings = dict(config)
         if "scores" not in settings:  # as the arguments of the class
-            return cls(**settings)
+            return made_of(cls, settings, cls.__name__)
         scores, values = settings.pop("scores"), settings.pop("values", None)
         law = cls(values=scores, **settings)
         if values is not None:
@@ -1313,7 +1314,8 @@ class CompoundPoisson(HeadLaw):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(**{**config, "law": law_from_config(config["law"])})
+        inner = {"law": law_from_config(config["law"])} if "law" in config else {}
+        return made_of(cls, config | inner, cls.__name__)
 
 
 # Laws from run files
@@ -1370,13 +1372,13 @@ def register(cls: _Law) -> _Law:
     return cls
 
 
-def law_from_config(config: dict[str, Any]) -> HeadLaw:
+def law_from_config(config: str | dict[str, Any]) -> HeadLaw:
     """Make a law again from its `law_config`, the configuration in a run file.
 
     Parameters
     ----------
-    config : dict
-        What `law_config` returned.
+    config : str or dict
+        What `law_config` returned, or the name of a law without parameters.
 
     Returns
     -------
@@ -1396,7 +1398,7 @@ def law_from_config(config: dict[str, Any]) -> HeadLaw:
     >>> type(wflow.heads.law_from_config(wflow.heads.law_config(law))).__name__
     'Oscillating'
     """
-    return LAWS.from_config(config)
+    return LAWS.from_config({"name": config} if isinstance(config, str) else config)
 
 
 def made_again(config: Any) -> HeadLaw | None:

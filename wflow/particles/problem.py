@@ -185,12 +185,26 @@ def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
     RunFileError
         For settings that `SaveAt` and `Compute` do not have.
     """
-    # A configuration names no method where the sums were exact.
-    compute = {"method": "exact"} | config.get("compute", {})
+    given = as_given(config)
     try:
-        return {"save": SaveAt(**config.get("save", {})), "compute": Compute(**compute)}
+        return {"save": SaveAt(**given["save"]), "compute": Compute(**given["compute"])}
     except TypeError as error:
         raise RunFileError(f"the options of the run cannot be read: {error}") from None
+
+
+def as_given(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a run as arguments that make it again.
+
+    It names no method where the sums were exact, and the start and the end where no snapshots were
+    asked for, which belong to another end as well.
+    """
+    given = {"save": {}, "compute": {}, **config}
+    save, compute = given["save"], given["compute"]
+    if isinstance(save, dict) and save.get("snapshots") == [0.0, given.get("t_final")]:
+        given["save"] = {key: save[key] for key in save if key != "snapshots"}
+    if isinstance(compute, dict):
+        given["compute"] = {"method": "exact"} | compute
+    return given
 
 
 def problem_of(

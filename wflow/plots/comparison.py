@@ -17,10 +17,11 @@ from wflow._core.checks import number, switch
 from wflow._core.errors import InputError, RunFileError
 from wflow._core.printable import printable
 from wflow._core.reprs import value_text
+from wflow.analysis.verify import turned_over
 from wflow.plots.charts import escaped
 from wflow.plots.figure import PAGE, evenly, grid, time_axis
 from wflow.plots.style import style
-from wflow.runs.read import parse_config
+from wflow.runs.read import config_of, parse_config
 from wflow.runs.schema import COORDINATES
 from wflow.runs.snapshots import dataset_of, same_times
 from wflow.transport.distances import over_time
@@ -36,6 +37,7 @@ _BLOCK = 2**22  # values of each run in memory at a time
 _PAIRS = 2**23  # pairs of tokens in all distances that are computed unasked: some seconds
 _PROVENANCE = ("wflow_version", "numpy_version", "numba_version")
 _DRAWN = ("energy", "free_energy", "speed_sq", "upper_gradient_sq", "edi_residual")
+_BUDGET = ("energy", "work_weights", "work_ito", "dissipated")
 _MEANS = ("tokens_mean", "density_mean")  # over all paths
 _ROWS = 12  # of a repr
 _DIGITS = 12  # of a digest
@@ -56,7 +58,8 @@ class Comparison:
         the digests are compared. The versions of wflow, NumPy and Numba are among them.
     quantities : xarray.Dataset
         Along `quantity`: the largest `absolute` difference, the same in units of the largest value
-        of the quantity (`relative`), and the `time` of it.
+        of the quantity (`relative`; of a residual in units of the energy turned over), the `time`
+        of it, and the `last` time of the comparison, NaN for what has no time.
     w2 : xarray.DataArray or None
         Distances W₂ between the tokens of both, (snapshot_path, snapshot); None where they were
         not computed.
@@ -73,7 +76,7 @@ class Comparison:
     >>> import wflow
     >>> x0 = wflow.tokens.uniform(n=8, d=3, seed=0)
     >>> run = wflow.solve(x0, wflow.heads.Frozen(), heads=2, t_final=0.5, dt=0.05)
-    >>> isinstance(wflow.compare(run, run), wflow.compare.Comparison)
+    >>> isinstance(wflow.compare(run, run), wflow.Comparison)
     True
     """
 
@@ -87,9 +90,13 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether there is a quantity to compare, and each agrees to the tolerance."""
+        """Whether each quantity agrees to the tolerance, at least one of them after time 0."""
         found = self.quantities["relative"].values
-        return bool(found.size and (found <= self.tolerance).all())
+        return self._decisive and bool((found <= self.tolerance).all())
+
+    @property
+    def _decisive(self) -> bool:
+        return bool((self.quantities["last"].values > 0).any())
 
     def to_dataframe(self) -> DataFrame:
         """Return the differences as a table of pandas.
@@ -155,8 +162,8 @@ class Comparison:
         if len(differ) > (most or len(differ)):
             yield "...", f"{len(differ)} quantities in all"
         if self.w2 is not None:
-            worst = self.w2.max("snapshot_path")
-            place = int(np.argmax(np.nan_to_num(worst.values)))
+            worst = self.w2.max("snapshot_path", skipna=False)
+            place = int(np.argmax(worst.values))  # of the first NaN, if there is one
             at = f"at t = {float(worst['snapshot'][place]):g}"
             yield "W₂", f"{float(worst[place]):.3g} at most, {at}"
         yield from (("not compared", text) for text in self.notes)
@@ -198,7 +205,8 @@ def compare(
 
     Values are compared at the times, snapshots and paths that both runs have. What has other
     sizes, such as tokens of another number, is left out and named in `notes`. Settings and lengths
-    do not decide whether the runs are the same; the numbers do.
+    do not decide whether the runs are the same; the numbers do, and at least one of them must
+    belong to a time after 0.
 
     Parameters
     ----------
@@ -214,13 +222,13 @@ def compare(
 
     Returns
     -------
-    compare.Comparison
+    wflow.Comparison
         What differs; `same` if the numbers agree.
 
     Raises
     ------
     InputError
-        For anything but run files and Datasets, and a tolerance below zero.
+        For anything but run files and Datasets of runs, and a tolerance below zero.
     RunFileError
         For a file that is no run, or is damaged.
 
@@ -237,7 +245,10 @@ def compare(
         \max |q_a - q_b|, \qquad \frac{\max |q_a - q_b|}{\max(|q_a|, |q_b|)},
 
     with maxima over all common times, paths and entries. Two NaN are equal; a NaN and a number
-    differ by infinity. The tokens of both runs may differ in number for W₂, not in dimension.
+    differ by infinity. What rounding leaves of larger terms is measured by these: the residuals of
+    the balance by the energy turned over until the last common time, as in `wflow.verify`, and
+    `edi_defect` by the dissipation. The tokens of both runs may differ in number for W₂, not in
+    dimension.
 
     Examples
     --------
@@ -254,13 +265,12 @@ def compare(
     tolerance = number(tolerance, "tolerance", least=0.0)
     w2 = None if w2 is None else switch(w2, "w2")
     with dataset_of(a, "a") as first, dataset_of(b, "b") as second:
+        for ds, name in ((first, "a"), (second, "b")):
+            config_of(ds, name)
         try:
             return _compared((_called(a, "a"), _called(b, "b")), (first, second), tolerance, w2)
         except (OSError, RuntimeError) as error:  # of HDF5, for values that cannot be read
             raise RunFileError(f"the runs cannot be read: {error}; `wflow verify` them") from None
-
-
-vars(compare).update(Comparison=Comparison)
 
 
 def _shown(name: str, value: Any) -> str:
@@ -281,7 +291,7 @@ def _compared(
     settings = _settings(*(_flat_settings(ds, name) for ds, name in zip(runs, names, strict=True)))
     notes = []
     shared, left_out = _shared(*runs)
-    rows: dict[str, tuple[float, float, float]] = {}
+    rows: dict[str, tuple[float, float, float, float]] = {}
     curves = {}
     for name in sorted(map(str, {*runs[0].data_vars} | {*runs[1].data_vars})):
         if name in COORDINATES:
@@ -298,17 +308,26 @@ def _compared(
             notes.append(f"{name}: {reason}")
             continue
         rows[name] = _difference(*pair)
+        if scale := max(_scale_of_terms(name, ds) for ds in shared):
+            rows[name] = (rows[name][0], rows[name][0] / scale, *rows[name][2:])
         if name in _DRAWN and "time" in pair[0].dims and pair[0].size:
             means = [each.mean("path") if "path" in each.dims else each for each in pair]
             curves[name] = (pair[0]["time"].values, means[0].values, means[1].values)
     notes += [text for text in left_out.values() if text]
     distances, note = _distances(*shared, w2)
     notes += [f"W₂: {note}"] if note else []
-    table = np.array(list(rows.values())).reshape(-1, 3)
-    words = ("largest absolute difference", "largest relative difference", "time of it")
+    table = np.array(list(rows.values())).reshape(-1, 4)
+    if not (table[:, 3] > 0).any():
+        notes.append("any quantity after time 0, of which the runs have none in common")
+    words = (
+        "largest absolute difference",
+        "largest relative difference",
+        "time of it",
+        "last time",
+    )
     columns = {
         key: ("quantity", table[:, k], {"long_name": words[k], "units": "1"})
-        for k, key in enumerate(("absolute", "relative", "time"))
+        for k, key in enumerate(("absolute", "relative", "time", "last"))
     }
     quantities = xarray.Dataset(columns, {"quantity": ("quantity", list(rows))})
     drawn = {name: curves[name] for name in _DRAWN if name in curves}
@@ -353,7 +372,7 @@ def _shared(a: Dataset, b: Dataset) -> tuple[tuple[Dataset, Dataset], dict[str, 
         for each, indices in zip(places, found, strict=True):
             each[dim] = _sliced(indices)
         count = len(found[0])
-        more = max(len(x), len(y)) - count
+        more = len(x) + len(y) - 2 * count
         word = {"time": "times", "path": "paths"}.get(dim, f"{dim}s".replace("_", " "))
         left_out[dim] = f"{more} {word} that only one run has" if more else ""
     return (a.isel(places[0]), b.isel(places[1])), left_out
@@ -377,8 +396,8 @@ def _unlike(x: DataArray, y: DataArray) -> str:
     return "" if x.size else "no values in common"
 
 
-def _difference(x: DataArray, y: DataArray) -> tuple[float, float, float]:
-    """Return largest absolute and relative difference, and the time of it, NaN without one."""
+def _difference(x: DataArray, y: DataArray) -> tuple[float, float, float, float]:
+    """Return largest absolute and relative difference, its time, and the last, NaN without one."""
     along = next((dim for dim in ("time", "snapshot") if dim in x.dims), None)
     count = 1 if along is None else x.sizes[along]
     step = max(1, _BLOCK * count // x.size)
@@ -396,7 +415,20 @@ def _difference(x: DataArray, y: DataArray) -> tuple[float, float, float]:
             if along is not None:
                 place = np.unravel_index(np.argmax(gap), gap.shape)[x.dims.index(along)]
                 when = float(x[along].values[first + place])
-    return largest, largest / scale if scale else largest and math.inf, when
+    last = math.nan if along is None else float(x[along].values[-1])
+    return largest, largest / scale if scale else largest and math.inf, when, last
+
+
+def _scale_of_terms(name: str, ds: Dataset) -> float:
+    """Return the size of the terms that a residual is what remains of; 0 where it is not known."""
+    if name == "edi_defect" and "dissipation" in ds:
+        sizes = np.abs(ds["dissipation"].values)
+        return float(np.max(sizes, where=np.isfinite(sizes), initial=0.0))
+    if name.startswith("edi_residual") and {*_BUDGET} <= {*ds.data_vars}:
+        turnover = turned_over(ds)
+        known = turnover[np.isfinite(turnover)]
+        return float(known.mean()) if known.size else 0.0
+    return 0.0
 
 
 def _distances(a: Dataset, b: Dataset, w2: bool | None) -> tuple[DataArray | None, str]:

@@ -172,6 +172,27 @@ def _such_as(summary: Path) -> str:
     return ""
 
 
+def config_of(ds: "xarray.Dataset", what: str) -> dict[str, Any]:
+    """Return the configuration of a Dataset, which is a run.
+
+    Raises
+    ------
+    InputError
+        For one that is no run of wflow, or lost its attributes.
+    """
+    try:
+        config = parse_config(ds.attrs["config"], what)
+        int(ds.attrs["complete"])
+    except (RunFileError, KeyError, TypeError, ValueError):
+        config = {}
+    if not (config and "time" in ds.sizes and ("path" in ds.sizes or is_movement(config))):
+        raise InputError(
+            f"{what} is a Dataset that is no run: expected a run file, or the Dataset of "
+            "wflow.solve or wflow.open with its attributes (arithmetic on a Dataset drops them)"
+        )
+    return config
+
+
 def parse_config(text: Any, path: Path | str) -> dict[str, Any]:
     """Read the configuration of a run from its JSON text, with options as objects.
 

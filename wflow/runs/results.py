@@ -79,7 +79,7 @@ def replace_files(
 def refuse_foreign(folder: Path, names: Iterable[str], named: Collection[str] = ()) -> None:
     """Raise InputError where a name belongs to a file that wflow did not write."""
     for name in foreign_among(folder, names, named):
-        raise InputError(f"{refusal(folder / name)} or choose another --out")
+        raise InputError(f"{refusal(folder / name)} or choose another name")
 
 
 def foreign_among(folder: Path, names: Iterable[str], named: Collection[str] = ()) -> list[str]:

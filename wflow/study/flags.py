@@ -543,8 +543,6 @@ def _rules(default: OutputFlags) -> tyro.constructors.ConstructorRegistry:
     registry = tyro.constructors.ConstructorRegistry()
     hints = get_type_hints(flags, include_extras=True)
     names = [field.name for field in fields(flags)]
-    if taken := sorted(_BOXES.keys() & set(names)):
-        raise InputError(f"a flag is called {taken[0]}, as a box of --help is: choose another name")
     box_of = {name: box for box, members in _BOXES.items() for name in members}
     own = [
         name

@@ -507,7 +507,7 @@ def sweep(
     >>> table["energy"].dims, table["records"].values.tolist()
     (('beta', 'seed', 'path'), [[11, 11, 11], [11, 11, 11]])
     >>> table["energy_change"].mean(["seed", "path"]).values.round(3).tolist()
-    [0.083, 2.404]
+    [0.026, 2.296]
     >>> list(table.to_dataframe().index.names)
     ['beta', 'seed', 'path']
     """

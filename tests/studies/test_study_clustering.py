@@ -145,4 +145,4 @@ def test_long_time_tells_frozen_heads_from_oscillating_ones(run_study):
     assert np.isfinite(table["gradient_late"].sel(run="noisy_00008")).all()
     assert len(done.findings) == 4
     (noisy,) = done.verdicts("in expectation for heads with noise, and the tokens")
-    assert noisy in ("confirmed in part", "not confirmed")
+    assert noisy in ("inconclusive", "confirmed in part"), "the runs are short"

@@ -1,7 +1,8 @@
 """Datasets of run files whose values are read when they are used.
 
-A backend as xarray documents them ("How to add a new backend"): what is imported of
-`xarray.core.indexing` has pages of its own in xarray's reference, as backends need it. h5netcdf,
+A backend as xarray documents them ("How to add a new backend"). Of `xarray.core.indexing`, which is
+private by its name, `LazilyIndexedArray` and `explicit_indexing_adapter` have pages in xarray's
+reference, as backends need them; the other two names are the types of their arguments. h5netcdf,
 which reads any netCDF-4 file, takes four times as long to open one.
 """
 

@@ -76,6 +76,7 @@ MAIN: tuple[tuple[str, str, str], ...] = (
     ("memory of costates over that of back-propagation, ResNet", "control",
      "memory of costates over back-propagation, ResNet"),
 )  # fmt: skip
+SHOWN = 5  # rows of it that are not folded
 METHOD = """In each benchmark the variants run in turn, round after round, so that a drift of the
 machine's speed hits all of them; a figure is the median over the rounds, with the smallest and the
 largest. The figures are in `benchmarks/results/*.json`, those of other machines in folders there.
@@ -151,7 +152,9 @@ def first(documents: dict[str, dict[str, Any]], reached: list[goals.Goal]) -> st
     return "\n\n".join([
         "# Performance",
         f"The numbers are medians of `make bench` on {machine}; ratios are of times in one run.",
-        "{.cards}\n" + sections.table(rows),
+        "{.cards}\n" + sections.table(rows[:SHOWN]),
+        f":::{{dropdown}} {len(rows) - SHOWN} more numbers\n{{.cards}}\n"
+        f"{sections.table(rows[SHOWN:])}\n:::",
         f"The tally of all goals is: {goals.tally(reached)}. [Method, machines and "
         "goals](performance/goals.md) says which goals are missed, and why.",
         "\n".join(["```{toctree}", ":hidden:", "", *(f"performance/{n}" for n in tree), "```"]),
@@ -179,7 +182,7 @@ def joined(parts: list[str]) -> str:
 
 def wrapped(block: str) -> str:
     """A paragraph, or each entry of a list, in lines of the width of the other pages."""
-    if block.startswith(("|", "#", "    ", "<!--", "```", "performance/", "{.")):
+    if block.startswith(("|", "#", "    ", "<!--", "```", ":::", "performance/", "{.")):
         return block
     return "\n".join(
         textwrap.fill(

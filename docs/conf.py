@@ -95,10 +95,12 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"wflow {release}"
 html_logo = html_favicon = "_static/logo.svg"
 html_search_scorer = str(HERE / "_ext" / "scorer.js")
-html_static_path = ["_static"]
+# The page explore.md shows the explorer that notebooks have.
+_EXPLORER = [f"../wflow/study/{name}" for name in ("globe.js", "explore.js", "explore.css")]
+html_static_path = ["_static", *_EXPLORER]
 html_css_files = ["wflow.css", "predictions.css"]
 html_js_files = ["wflow.js"]
-html_sidebars = {page: [] for page in ["index", "start", "extending", "performance"]}
+html_sidebars = {page: [] for page in ["index", "start", "explore", "extending", "performance"]}
 html_show_sourcelink = False
 html_copy_source = False
 html_show_search_summary = False  # a page opened from disk may not read the others
@@ -124,7 +126,8 @@ html_theme_options = {
     "secondary_sidebar_items": {
         **{page: ["page-toc"] for page in ["api/**", "gallery/**", "guide/**", "theory/**"]},
         **{page: ["page-toc"] for page in ["development/**", "tutorials/**", "start", "extending"]},
-        **{page: [] for page in ["results/**", "theory/energy_balance", "performance**", "index"]},
+        **{page: [] for page in ["results/**", "theory/energy_balance", "performance**"]},
+        **{page: [] for page in ["index", "explore"]},
     },
     "pygments_light_style": "tango",
     "pygments_dark_style": "monokai",

@@ -292,7 +292,7 @@ def small_beta(flags: Clustering, share: "DataArray") -> Finding | None:
     ]
     text = f"share at the end {least:.2f} at least, {mean:.3f} in the mean"
     if not where:
-        return Finding(prediction, flags.source, text, "confirmed")
+        return Finding(prediction, flags.source, text, "confirmed").of_theorem()
     text += f"; below {ONE:g} for {', '.join(where)}"
     verdict: Verdict = "confirmed in part" if mean >= 0.5 else "not confirmed"
     return Finding(prediction, flags.source, text, verdict)

@@ -51,6 +51,7 @@ RECORDS = 200  # times at which the budget is recorded
 class DecayEquation(study.Flags):
     """Flags of this study."""
 
+    durations: ClassVar = {"smoke": "seconds", "cpu": "about an hour", "paper": "many hours"}
     presets: ClassVar = {
         "smoke": {
             "heads": (1, 4), "n": (6, 12), "points": 40, "arcs": 16, "cells": 42, "paths": 2,
@@ -63,8 +64,7 @@ class DecayEquation(study.Flags):
         },
     }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, whose findings mean nothing; cpu: about an hour; paper: many hours. A
-    preset is the default of the flags below."""
+    """Defaults of the flags below. The findings of smoke mean nothing."""
     d: Meshed = (2, 3)
     """Dimensions: 2 for the circle, 3 for the sphere."""
     heads: study.Compared[study.Count] = (1, 2, 4, 8, 16, 32)
@@ -266,9 +266,7 @@ def of_symmetry(flags: DecayEquation, table: "study.Dataset") -> Finding:
             values[0] for values in gradients(table, d, f"n = {flags.n[-1]}", even(flags), LIMIT)
         )
         gain.append(fits.mean_and_error(abs(drawn / limit - 1) - abs(paired / limit - 1)))
-        off = [
-            study.mean_text(100 * (values / limit - 1), ".2g", ".2g") for values in (drawn, paired)
-        ]
+        off = [study.mean_text(100 * (values / limit - 1)) for values in (drawn, paired)]
         text.append(f"d = {d}: {off[0]} % for n = {flags.n[-1]}, {off[1]} % in antipodal pairs")
     mean, error = np.array(gain).T
     return Finding.decided(
@@ -340,7 +338,7 @@ def report(flags: DecayEquation, table: "study.Dataset") -> str:
             else:
                 columns[source] = [study.mean_text(row) for row in values]
         residual = table["residual"].sel(d=d, source=LIMIT).values
-        columns["residual of the balance"] = [study.mean_text(row, ".2g") for row in residual]
+        columns["residual of the balance"] = [study.mean_text(row) for row in residual]
         laws = {
             source: fit(table, d, source) for source in table["source"].values if source != FINER
         }

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-import wflow
 from wflow import InputError, SaveAt, study
 from wflow._core.checks import count_steps
 from wflow._core.tableaux import TABLEAUX
@@ -100,69 +99,48 @@ def problems(unequal: FloatArray) -> dict[str, dict[str, Any]]:
     }
 
 
-def tasks(flags: EdiDefect, x0: FloatArray) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """Return the problems with frozen heads, and all runs: name -> arguments of `wflow.solve`."""
+def collect(flags: EdiDefect, x0: FloatArray, session: study.Session) -> "study.Dataset":
+    """Compute all runs, and return their numbers, with names."""
     d = x0.shape[1]
     cases = problems(study.initial_heads(flags.seed, flags.heads, d))
-    common = {"x0": x0, "seed": flags.seed, "save": SaveAt(budget=True)}
-    runs: dict[str, dict[str, Any]] = {}
-    for (p, case), scheme in product(enumerate(cases.values()), SCHEMES):
-        for k, dt in enumerate(flags.steps):
-            runs[f"frozen{p}_{scheme}_step{k}"] = common | case | {
-                "law": Frozen(), "t_final": flags.t_final, "dt": dt, "scheme": scheme,
-            }  # fmt: skip
-    law = OrnsteinUhlenbeck(np.eye(d), rate=1.0, sigma2=flags.sigma2)
-    noisy = common | {"law": law, "t_final": flags.t_final / 2, "paths": flags.paths}
-    for heads, (k, dt) in product(flags.noisy_heads, enumerate(flags.noisy_steps)):
-        runs[f"ou_H{heads:05d}_step{k}"] = noisy | {"heads": heads, "dt": dt}
-    return list(cases), runs
-
-
-def collect(flags: EdiDefect, cases: list[str], files: dict[str, Path]) -> "study.Dataset":
-    """Return all numbers of the runs, with names."""
-
-    def frozen(problem: str, scheme: str, dt: float) -> dict[str, float]:
-        name = f"frozen{cases.index(problem)}_{scheme}_step{flags.steps.index(dt)}"
-        return {key: value[0] for key, value in balance(files[name], dt).items()}
-
-    def random(heads: int, dt: float) -> dict[str, FloatArray]:
-        name = f"ou_H{heads:05d}_step{flags.noisy_steps.index(dt)}"
-        return {f"ou_{key}": value for key, value in balance(files[name], dt).items()}
-
-    still = study.sweep(
+    common: dict[str, Any] = {"x0": x0, "seed": flags.seed, "save": SaveAt(budget=True)}
+    still = session.sweep(
         {
-            "problem": (cases, "flow and frozen heads"),
+            "problem": (list(cases), "flow and frozen heads"),
             "scheme": (list(SCHEMES), "time stepping"),
             "step": (flags.steps, "time step"),
         },
-        frozen,
+        lambda run: {key: value[0] for key, value in balance(run).items()},
         {name: f"{text}, frozen heads" for name, text in LONG_NAMES.items()},
-    )
-    noisy = study.sweep(
+        **common, law=Frozen(), t_final=flags.t_final, dt=lambda step: step,
+        heads=lambda problem: cases[problem]["heads"], flow=lambda problem: cases[problem]["flow"],
+    )  # fmt: skip
+    noisy = session.sweep(
         {
             "heads": (flags.noisy_heads, "number of heads H"),
             "ou_step": (flags.noisy_steps, "time step, with noise"),
         },
-        random,
+        lambda run: {f"ou_{key}": value for key, value in balance(run).items()},
         {
             f"ou_{name}": (("path",), f"{text}, Ornstein-Uhlenbeck heads")
             for name, text in LONG_NAMES.items()
         },
         {"path": (np.arange(flags.paths), "Monte Carlo path")},
-    )
+        **common, law=OrnsteinUhlenbeck(np.eye(d), rate=1.0, sigma2=flags.sigma2),
+        t_final=flags.t_final / 2, dt=lambda ou_step: ou_step, paths=flags.paths,
+    )  # fmt: skip
     return still.merge(noisy)
 
 
-def balance(file: Path, dt: float) -> dict[str, FloatArray]:
+def balance(run: "study.Dataset") -> dict[str, FloatArray]:
     """Return the balance at the end of a run, per path: change of E, residuals, defect, gap."""
-    with wflow.open(file) as run:
-        energy = run["energy"].values
-        residual = run["edi_residual"].values[:, -1]
-        upper = run["edi_residual_upper_gradient"].values[:, -1]
-        spent = (run["dissipated"] - run["dissipated_upper_gradient"]).values[:, -1]
-        rate = run["edi_defect"].values
-        late = rate[:, run["time"].values >= run["time"].values[-1] / 2].mean(axis=1)
-    summed = dt * rate[:, :-1].sum(axis=1)
+    energy = run["energy"].values
+    residual = run["edi_residual"].values[:, -1]
+    upper = run["edi_residual_upper_gradient"].values[:, -1]
+    spent = (run["dissipated"] - run["dissipated_upper_gradient"]).values[:, -1]
+    rate = run["edi_defect"].values
+    late = rate[:, run["time"].values >= run["time"].values[-1] / 2].mean(axis=1)
+    summed = run.wflow.config["dt"] * rate[:, :-1].sum(axis=1)
     return {
         "energy_change": energy[:, -1] - energy[:, 0],
         "edi_residual": residual,
@@ -292,7 +270,7 @@ def findings(flags: EdiDefect, table: "study.Dataset") -> list[Finding]:
             "chain rule",
             "; ".join(f"{problem}: {orders_text(table, plain, problem)}" for problem in names),
             chain.pop() if len(chain) == 1 else "confirmed in part",
-        )
+        ).of_theorem()
     ]
     for problem in names:
         verdict = closes(table, upper, problem)
@@ -314,7 +292,7 @@ def findings(flags: EdiDefect, table: "study.Dataset") -> list[Finding]:
         "the two residuals differ by the integral of `edi_defect`, the covariance over heads "
         "of gradient and inverse mobility, and by nothing else", "docs/theory/energy.md",
         f"largest gap over all runs by euler: {gap:.0e}", gap < 1e-11,
-    ))  # fmt: skip
+    ).of_theorem())  # fmt: skip
     return rows + of_noise(flags, table)
 
 
@@ -359,7 +337,7 @@ def report(flags: EdiDefect, table: "study.Dataset") -> str:
         for name, title in titles.items():
             values = table[f"ou_{name}"].sel(heads=heads).isel(ou_step=k).values
             known = abs(values.mean()) > 1e-12
-            row[title] = study.mean_text(values, ".4f", ".4f") if known else "0"
+            row[title] = study.mean_text(values) if known else "0"
         noisy.append(row)
     return "\n\n".join((
         f"Frozen heads, T = {flags.t_final:g}:",
@@ -449,8 +427,7 @@ def main() -> None:
         x0 = flags.cloud()
         # The summary records them.
         flags = session.flags = replace(flags, n=x0.shape[0], d=x0.shape[1])
-        cases, runs = tasks(flags, x0)
-        table = collect(flags, cases, session.solve(runs))
+        table = collect(flags, x0, session)
         add_orders(table)
         add_limits(table)
         session.finish(

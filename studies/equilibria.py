@@ -246,7 +246,7 @@ def of_problem(flags: Equilibria, problem: str, direction: str, at: "study.Datas
             f"all clouds spread out: {'yes' if spread else 'no'}; lowest energy {lowest:.6f}, at "
             f"most {lowest - bound:.1e} above the minimum (convexity); there end {shares}",
             ends & good,
-        )  # fmt: skip
+        ).of_theorem()  # fmt: skip
     names = {"dirac": "one point", "pair": "an antipodal pair", "uniform": "the uniform measure"}
     kind = str(at["extremum_kind"].values)
     sign = 1 if direction == "ascent" else -1
@@ -262,7 +262,7 @@ def of_problem(flags: Equilibria, problem: str, direction: str, at: "study.Datas
         numbers += f"; tokens there within an angle of {angle:.0e}"
     good = bool(ends.any()) and beyond <= (REACHED if kind != "uniform" else 1e-9)
     claim = f"D {problem}, {direction}: the {extreme} energy is that of {names[kind]}"
-    return Finding.decided(claim, source, numbers, ends & good)
+    return Finding.decided(claim, source, numbers, ends & good).of_theorem()
 
 
 def of_sizes(flags: Equilibria, table: "study.Dataset") -> list[Finding]:

@@ -163,14 +163,19 @@ def findings(
 ) -> list[Finding]:
     """Return what the runs say about the theorem, its converse, and the noise."""
     quiet = {name: limit for name, limit in limits.items() if limit.integrable == "yes"}
-    counter = [label(flags, name) for name, run in quiet.items() if run.verdict != "stationary"]
+    counter = [
+        f"{label(flags, name)} ({run.verdict})"
+        for name, run in quiet.items()
+        if run.verdict != "stationary"
+    ]
     text = f"{len(quiet) - len(counter)} of {len(quiet)} runs with integrable dE/dt are stationary"
     if counter:
-        text += f"; not {', '.join(counter)}"
+        text += f"; {', '.join(counter)}"
     theorem = Finding.decided(
         "tokens come to rest where int |dE/dt| dt < inf", THEOREM, text,
         [run.verdict == "stationary" for run in quiet.values()],
-    )  # fmt: skip
+        known=[run.verdict != "undecided" for run in quiet.values()],
+    ).of_theorem()  # fmt: skip
     relaxing = limits["relaxing"]
     text = f"int |dE/dt| dt = {relaxing.power_integral[0]:.3g}, of it "
     text += f"{relaxing.power_integral[1]:.1e} in the tail; {relaxing.reasons[0]}"
@@ -178,6 +183,7 @@ def findings(
         "int |dE/dt| dt < inf for heads that relax to their mean, and the tokens come to rest",
         f"{THEOREM}, section 6", text,
         [relaxing.integrable == "yes", relaxing.verdict == "stationary"],
+        known=[relaxing.integrable in ("yes", "no"), relaxing.verdict != "undecided"],
     )  # fmt: skip
     return [theorem, relax, of_noise(flags, table, limits, fit), of_oscillations(flags, limits)]
 
@@ -202,7 +208,8 @@ def of_noise(
     inverse = fit is not None and SLOPE[0] <= fit.exponent <= SLOPE[1]
     if fit is not None:
         text += f"; G^2 stays on a plateau like H^{fit.exponent:.3f}"
-    verdict: Verdict = "not confirmed"
+    undecided = len(noisy) - len(resting) - len(moving)
+    verdict: Verdict = "inconclusive" if undecided else "not confirmed"
     if len(resting) == len(noisy) and not fed:
         verdict = "confirmed"
     elif inverse and len(moving) == len(noisy):
@@ -226,6 +233,7 @@ def of_oscillations(flags: LongTime, limits: Limits) -> Finding:
     return Finding.decided(
         "tokens do not come to rest under oscillating heads", "[MHT] section 6", text,
         ["common" in moving and name in moving for name in names],
+        known=[limits[name].verdict != "undecided" for name in names],
     )  # fmt: skip
 
 
@@ -271,7 +279,7 @@ def report(flags: LongTime, table: "study.Dataset", limits: Limits, fit: PowerLa
         spent, spread = float(row["dissipation_late"]), float(row["dissipation_late_error"])
         noise.append({
             "H": f"{count}",
-            "G^2": study.mean_text(row["gradient_late"].values, ".3g"),
+            "G^2": study.mean_text(row["gradient_late"].values),
             "power of the heads": f"{power:.3g} ± {error:.1g}",
             "dissipation": f"{spent:.3g} ± {spread:.1g}",
             "residual": f"{float(row['residual_late']):.2g}",

@@ -38,7 +38,7 @@ CONCENTRATION = 2.0  # of the initial density
 MESHES = ("equation", "coarse")
 ORDERS = {2: 2.0, 3: 1.5}  # of the equation in the width of the cells, at least
 QUANTITIES = {
-    "energy": "energy E",
+    "energy": "energy $E$",
     "dissipation": "dissipation",
     "weight_power": "power of the heads",
     "mean": "first moment",
@@ -51,6 +51,7 @@ SERIES = ("energy", "dissipation", "weight_power")
 class MeanFieldEquation(study.Flags):
     """Flags of this study."""
 
+    durations: ClassVar = {"smoke": "seconds", "cpu": "about half an hour", "paper": "many hours"}
     presets: ClassVar = {
         "smoke": {
             "n": (8, 16, 32), "w2_circle": 16, "w2_sphere": 32, "arcs": 32, "cells": 42,
@@ -62,8 +63,7 @@ class MeanFieldEquation(study.Flags):
         },
     }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, whose findings mean nothing; cpu: about half an hour; paper: many hours. A
-    preset is the default of the flags below."""
+    """Defaults of the flags below. The findings of smoke mean nothing."""
     d: Meshed = (2, 3)
     """Dimensions: 2 for the circle, 3 for the sphere."""
     n: Sizes = (100, 300, 1000, 3000, 10000, 100000, 1000000)
@@ -275,39 +275,40 @@ def findings(flags: MeanFieldEquation, table: "study.Dataset") -> list[Finding]:
     """Return every claim with its verdict."""
     found = [
         Finding.slope(
-            f"the {text} of n tokens deviates from the equation like n^(-1/2): slope -0.5 within "
-            f"{MARGIN:g}",
+            f"the {text} of $n$ tokens deviates from that of the equation like $n^{{-1/2}}$: the "
+            f"slope is -0.5 within {MARGIN:g}",
             SOURCE_OF_MOMENTS,
-            {f"d = {d}:": fit(table, d, name) for d in flags.d}, -0.5, MARGIN, root=True,
-        )
+            {f"$d = {d}$:": fit(table, d, name) for d in flags.d}, -0.5, MARGIN, root=True,
+        ).of_theorem()
         for name, text in QUANTITIES.items()
     ]  # fmt: skip
-    laws = {f"d = {d}:": fit(table, d, "w2") for d in flags.d}
+    laws = {f"$d = {d}$:": fit(table, d, "w2") for d in flags.d}
     known = {}
     for name, d in zip(laws, flags.d, strict=True):
         n = np.array([n for n in flags.n if n <= w2_up_to(flags, d)], dtype=float)
         rate = n**-0.5 if d == 2 else np.sqrt(np.log(n) / n)
         known[name] = float(np.polyfit(np.log(n), np.log(rate), 1)[0])
     found.append(Finding.slope(
-        "W_2 between n tokens and the equation falls like that of independent samples, "
-        f"n^(-1/2) on the circle and (log n/n)^(1/2) on the sphere: slope within {MARGIN:g}",
+        "$W_2$ between $n$ tokens and the equation falls like that of independent samples, like "
+        f"{RATES[2]} on the circle and {RATES[3]} on the sphere: the slopes agree within "
+        f"{MARGIN:g}",
         SOURCE_OF_W2, laws, known, MARGIN,
         note="; known " + ", ".join(f"{slope:.3f}" for slope in known.values()),
-    ))  # fmt: skip
+    ).of_theorem())  # fmt: skip
     residual = table["residual"].max(("n", "path")).values
     limit = table["limit_residual"].values
     found.append(Finding.decided(
         "the balance of the energy closes, for n tokens and for the equation: to "
         f"{100 * CLOSES:g} % of what is dissipated", "chain rule, docs/theory/energy.md",
         "; ".join(
-            f"d = {d}: largest residual {of_tokens:.1e} and {of_equation:.1e} of "
+            f"$d = {d}$: largest residual {of_tokens:.1e} and {of_equation:.1e} of "
             f"{dissipated:.2g}"
             for d, of_tokens, of_equation, dissipated in zip(
                 flags.d, residual, limit, table["dissipated"].values, strict=True
             )
         ), np.maximum(residual, limit) < CLOSES * table["dissipated"].values,
         known=np.isfinite(residual + limit),
-    ))  # fmt: skip
+    ).of_theorem())  # fmt: skip
     return found
 
 
@@ -335,7 +336,7 @@ def report(flags: MeanFieldEquation, table: "study.Dataset") -> str:
         columns["W_2"] = [
             ""
             if np.isnan(row).any()
-            else study.mean_text(row, ".3g")
+            else study.mean_text(row)
             + ("" if np.array_equal(row, least) else f", at least {least.mean():.3g}")
             for row, least in zip(w2, lower, strict=True)
         ] + ["", f"{float(part['w2_cells']):.3g}", study.slope_text(fit(table, d, "w2"), ".2f")]

@@ -70,52 +70,42 @@ class MeanFieldLarge(study.Flags):
             )
 
 
-def tasks(flags: MeanFieldLarge) -> dict[str, dict[str, Any]]:
-    """Return all runs: name -> arguments of `wflow.solve`."""
+def common(flags: MeanFieldLarge, paths: int) -> dict[str, Any]:
+    """Return the arguments of `wflow.solve` that all runs share, but for the number of paths."""
     law: HeadLaw = Oscillating(flags.d) if flags.law == "oscillating" else Frozen()
-
-    def task(x0: FloatArray) -> dict[str, Any]:
-        paths = len(x0) if x0.ndim == 3 else 1
-        return {
-            "x0": x0, "law": law, "heads": flags.heads, "t_final": flags.t_final, "dt": flags.dt,
-            "paths": paths, "seed": flags.seed, "flow": flags.flow, "direction": flags.direction,
-            "scheme": "heun",
-            "save": SaveAt(snapshots=(flags.t_final,), paths=range(paths)),
-        }  # fmt: skip
-
-    drawn = {
-        f"n{n:07d}": task(clouds(tokens.uniform, flags.tokens_seed, n, flags.d, flags.paths))
-        for n in flags.n
-    }
-    return drawn | {"reference": task(evenly_spread(flags.reference, flags.d))}
+    return {
+        "law": law, "heads": flags.heads, "t_final": flags.t_final, "dt": flags.dt, "paths": paths,
+        "seed": flags.seed, "flow": flags.flow, "direction": flags.direction, "scheme": "heun",
+        "save": SaveAt(snapshots=(flags.t_final,), paths=range(paths)),
+    }  # fmt: skip
 
 
-def at_end(file: Path) -> tuple[dict[str, FloatArray], dict[str, FloatArray]]:
+def at_end(ds: "study.Dataset") -> tuple[dict[str, FloatArray], dict[str, FloatArray]]:
     """Return quantities at T, each (paths, components), and those of the run, (paths, time)."""
-    with wflow.open(file) as ds:
-        series = {name: ds[name].values for name in ("time", "energy", "edi_residual")}
-        series["sum_error"] = ds["sum_error"].values if "sum_error" in ds else np.zeros((1, 1))
-        ends = {name: ds[name].isel(time=-1).values[:, None] for name in ("energy", "dissipation")}
-        means, squares = [], []
-        for place in range(ds.sizes["snapshot_path"]):  # one cloud in memory at a time
-            x = ds["tokens"].isel(snapshot_path=place, snapshot=-1).values
-            means.append(x.mean(axis=0))
-            squares.append((x.T @ x / len(x)).ravel())
+    series = {name: ds[name].values for name in ("time", "energy", "edi_residual")}
+    series["sum_error"] = ds["sum_error"].values if "sum_error" in ds else np.zeros((1, 1))
+    ends = {name: ds[name].isel(time=-1).values[:, None] for name in ("energy", "dissipation")}
+    means, squares = [], []
+    for place in range(ds.sizes["snapshot_path"]):  # one cloud in memory at a time
+        x = ds["tokens"].isel(snapshot_path=place, snapshot=-1).values
+        means.append(x.mean(axis=0))
+        squares.append((x.T @ x / len(x)).ravel())
     return ends | {"mean": np.array(means), "second_moment": np.array(squares)}, series
 
 
 def collect(
-    flags: MeanFieldLarge, files: dict[str, Path]
+    flags: MeanFieldLarge, session: study.Session
 ) -> tuple["study.Dataset", dict[str, FloatArray]]:
     """Return squared deviations from the limit by n and path, and energies over time by run."""
-    limit, series = at_end(files["reference"])
+    reference = {"x0": evenly_spread(flags.reference, flags.d), **common(flags, 1)}
+    with wflow.open(session.solve({"reference": reference})["reference"]) as run:
+        limit, series = at_end(run)
     energies = {"time": series["time"], "reference": series["energy"]}
     reference_residual = float(np.abs(series["edi_residual"]).max())
 
-    def measure(n: int) -> dict[str, FloatArray]:
-        name = f"n{n:07d}"
-        ends, series = at_end(files[name])
-        energies[name] = series["energy"]
+    def reduce(run: "study.Dataset", n: int) -> dict[str, FloatArray]:
+        ends, series = at_end(run)
+        energies[f"n = {n}"] = series["energy"]
         squared = {
             f"{key}_deviation_sq": np.sum((values - limit[key]) ** 2, axis=1)
             for key, values in ends.items()
@@ -130,12 +120,13 @@ def collect(
     }
     texts["residual"] = "largest residual of the energy balance in size"
     texts["sum_error"] = "largest estimated relative error of the sums; 0: exact sums"
-    table = study.sweep(
+    table = session.sweep(
         {"n": (flags.n, "number of tokens n")},
-        measure,
+        reduce,
         {name: (("path",), text) for name, text in texts.items()},
         {"path": (np.arange(flags.paths), "draw of the tokens")},
-        "moments",
+        x0=lambda n: clouds(tokens.uniform, flags.tokens_seed, n, flags.d, flags.paths),
+        **common(flags, flags.paths),
     )
     of_limit = {"long_name": f"{texts['residual']}, reference", "units": "1"}
     return table.assign(reference_residual=((), reference_residual, of_limit)), energies
@@ -166,7 +157,7 @@ def findings(flags: MeanFieldLarge, table: "study.Dataset", laws: Fits) -> list[
             f"the {QUANTITIES[name]} at T deviates from the limit like n^(-1/2): slope -0.5 "
             f"within {MARGIN:g}",
             "central limit theorem and propagation of chaos", law, -0.5, MARGIN, root=True,
-        )
+        ).of_theorem()
         for name, law in laws.items()
     ]  # fmt: skip
     residual, of_limit = table["residual"].values, float(table["reference_residual"])
@@ -255,7 +246,7 @@ def limit_figure(
         time, limit = energies["time"], energies["reference"][0]
         for place, m in enumerate(table["n"].values[:3]):
             ink = shade(place, 3)
-            away = energies[f"n{m:07d}"] - limit
+            away = energies[f"n = {m}"] - limit
             right.fill_between(time, away.min(axis=0), away.max(axis=0), color=ink, alpha=0.3,
                                linewidth=0, label=f"$n$ = {m}, range")  # fmt: skip
             right.plot(time, away.mean(axis=0), color=ink, linewidth=1.1,
@@ -278,8 +269,7 @@ def limit_figure(
 def main() -> None:
     flags = study.command_line(MeanFieldLarge, __doc__)
     with study.session("mean_field_large", flags) as session:
-        files = session.solve(tasks(flags))
-        table, energies = collect(flags, files)
+        table, energies = collect(flags, session)
         laws = fit(table)
         session.finish(
             with_fits(table, laws), report(flags, table, laws), findings(flags, table, laws),

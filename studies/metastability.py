@@ -63,6 +63,11 @@ Betas = Annotated[
 class Metastability(study.Flags):
     """Flags of this study."""
 
+    durations: ClassVar = {
+        "smoke": "seconds",
+        "cpu": "three quarters of an hour",
+        "paper": "many hours",
+    }
     presets: ClassVar = {
         "smoke": {
             "betas": (2.0, 2.5, 3.0), "pair_n": 4, "start_betas": (1.0, 1.5, 2.0), "n": 6,
@@ -76,8 +81,7 @@ class Metastability(study.Flags):
         },
     }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, whose findings mean nothing; cpu: three quarters of an hour; paper: many
-    hours. A preset is the default of the flags below."""
+    """Defaults of the flags below. The findings of smoke mean nothing."""
     angle: study.Angle = 2.0
     """Angle between the two clusters of a pair, in radians."""
     betas: Betas = (3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
@@ -405,14 +409,14 @@ def of_pairs(flags: Metastability, table: "study.Dataset") -> list[Finding]:
     wanted = 1 - math.cos(flags.angle)
     slope = float(growth(betas[-4:], np.log(times * betas)[-4:]))
     constant = Finding.decided(
-        "lifetimes of two clusters grow like exp((1 - cos a) beta)/beta: the rate within 2 %, by "
-        "the four largest beta", THEORY, f"{slope:.4f}, known {wanted:.4f}",
+        r"lifetimes of two clusters grow like $e^{(1 - \cos a) \beta} / \beta$: the four largest "
+        r"$\beta$ give this rate within 2 %", THEORY, f"{slope:.4f}, known {wanted:.4f}",
         abs(slope / wanted - 1) < 0.02, known=math.isfinite(slope),
     )  # fmt: skip
     long, tried = reaches(times, known, LONG)
     reach = Finding.decided(
         f"lifetimes of two clusters beyond {LONG:g} are reached", "question of this study",
-        f"{(times > LONG).sum()} of {times.size} beta", long, known=tried,
+        f"{(times > LONG).sum()} of {times.size} values of $\\beta$", long, known=tried,
     )  # fmt: skip
     return [exact, constant, reach]
 
@@ -421,8 +425,8 @@ def of_starts(table: "study.Dataset") -> list[Finding]:
     """Return what the random starts say."""
     betas, one = table["start_beta"].values, table["one"].values
     met = np.isfinite(one).all(axis=0)  # the same starts for every beta
-    claim = "times to one cluster of random starts grow exponentially in beta, not like a power"
-    text = f"{met.sum()} of {met.size} starts merged for every beta"
+    claim = r"times to one cluster of random starts grow exponentially in $\beta$, not like a power"
+    text = f"{met.sum()} of {met.size} starts merged for every $\\beta$"
     if met.sum() < LEAST:
         first = Finding(claim, GLPR, text, "inconclusive")
     else:
@@ -431,8 +435,9 @@ def of_starts(table: "study.Dataset") -> list[Finding]:
         share = exponential_share(betas, one[:, met])
         first = Finding.decided(
             claim, GLPR,
-            f"{text}; log(time) grows by {law.slope:.2f} per unit of beta (95 % {low:.2f} to "
-            f"{high:.2f}); a line is closer than a power in {100 * share:.3g} % of the resamples",
+            f"{text}; $\\log$ time grows by {law.slope:.2f} per unit of $\\beta$ (95 % {low:.2f} "
+            f"to {high:.2f}); a line is closer than a power in {100 * share:.3g} % of the "
+            "resamples",
             share > SURE and low > 0, known=not 1 - SURE <= share <= SURE,
         )  # fmt: skip
     ratio = (table["one_known"] / table["one"]).values
@@ -458,26 +463,28 @@ def of_equation(flags: Metastability, table: "study.Dataset") -> list[Finding]:
     times, known = table["equation"].values, table["equation_known"].values
     share = table["numerical_diffusion"].values / kappas[:, None]
     own = Finding.decided(
-        f"the numerical diffusion is at most {NUMERICAL:g} of the diffusion kappa",
+        f"the numerical diffusion is at most {NUMERICAL:g} of the diffusion $\\kappa$",
         "docs/theory/mean_field.md",
-        "; ".join(f"kappa = {k:g}: {largest(row):.2g}"
+        "; ".join(f"$\\kappa = {k:g}$: {largest(row):.2g}"
                   for k, row in zip(kappas, share, strict=True)),
         share <= NUMERICAL, known=np.isfinite(share),
     )  # fmt: skip
     resolved = np.where(share <= NUMERICAL, times, np.nan)
     long, tried = reaches(resolved, known, LONG_EQUATION)
     reach = Finding.decided(
-        f"lifetimes of two bumps beyond {LONG_EQUATION:g} are reached, where the diffusion kappa "
-        f"is at least {1 / NUMERICAL:g} times the numerical one", "question of this study",
+        f"lifetimes of two bumps beyond {LONG_EQUATION:g} are reached, where the diffusion "
+        f"$\\kappa$ is at least {1 / NUMERICAL:g} times the numerical one",
+        "question of this study",
         f"{np.isfinite(resolved).sum()} of {resolved.size} lifetimes were reached there, the "
         f"longest is {largest(resolved):.4g}", long, known=tried,
     )  # fmt: skip
     wanted = float(growth(betas, np.log(known)))
     slopes = growth(betas, np.log(times))  # NaN where a lifetime was not reached
     grows = Finding.decided(
-        "with a small diffusion lifetimes of two bumps grow in beta at the rate of two points, "
+        r"with a small diffusion lifetimes of two bumps grow in $\beta$ at the rate of two points, "
         f"within {100 * SLOPE:g} %", "question of this study",
-        "; ".join(f"kappa = {k:g}: {slope:.3f}" for k, slope in zip(kappas, slopes, strict=True))
+        "; ".join(f"$\\kappa = {k:g}$: {slope:.3f}"
+                  for k, slope in zip(kappas, slopes, strict=True))
         + f"; two points {wanted:.3f}",
         abs(slopes / wanted - 1) < SLOPE, known=np.isfinite(slopes),
     )  # fmt: skip
@@ -487,7 +494,7 @@ def of_equation(flags: Metastability, table: "study.Dataset") -> list[Finding]:
     tends = Finding.decided(
         "lifetimes of two bumps tend to those of two points as the diffusion falls",
         "question of this study",
-        "; ".join(f"kappa = {kappas[k]:g}: off by up to {largest(row):.2g}"
+        "; ".join(f"$\\kappa = {kappas[k]:g}$: off by up to {largest(row):.2g}"
                   for k, row in zip(order, off, strict=True))
         + f"; the spacing of the records is up to {error.max():.2g}",
         gain > error, known=np.abs(gain) > error,
@@ -522,7 +529,7 @@ def report(flags: Metastability, table: "study.Dataset") -> str:
             "beta": f"{beta:g}", "in one cluster": f"{met.sum()} of {met.size}",
             "median time": short(float(np.median(np.where(met, one, np.inf)))),
             "longest": short(float(one[met].max())) if met.any() else "",
-            "angle of the last pair": study.mean_text(part["angle"].values[known], ".3g")
+            "angle of the last pair": study.mean_text(part["angle"].values[known])
             if known.sum() > 1 else "",
             "time by its law over time": f"{np.median(ratio[known]):.3f}, "
             f"{ratio[known].min():.3f} to {ratio[known].max():.3f}" if known.any() else "",

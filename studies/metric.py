@@ -198,7 +198,7 @@ def findings(table: "study.Dataset", laws: Laws) -> list[Finding]:
                 and error <= ERROR_TOLERANCE
                 for flow, error in errors.items()
             ],
-        ))  # fmt: skip
+        ).of_theorem())  # fmt: skip
     pairs = table.sizes["pair"]
     ratio = table["pair_wb"] / table["pair_w2"]
     outside = violations(table, *BOUNDS[0])
@@ -207,7 +207,7 @@ def findings(table: "study.Dataset", laws: Laws) -> list[Finding]:
         f"{outside.sum()} violations in {pairs} pairs, W_b/W₂ from {float(ratio.min()):.3f} to "
         f"{float(ratio.max()):.3f}; of the discrete action it holds by construction, so that "
         "this checks the code", ~outside,
-    )  # fmt: skip
+    ).of_theorem()  # fmt: skip
     outside = violations(table, *BOUNDS[1])
     along_path = Finding.decided(
         "W₂ sqrt(min b) <= W_b <= W₂ sqrt(max b), min along the path found, max along the "

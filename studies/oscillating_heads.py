@@ -12,13 +12,19 @@ average out: G^2 falls with H, and for H > 1 it falls further in time.
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, section 6.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from wflow import study
+import numpy as np
+
+from wflow import fits, study
 from wflow.cli import script
 from wflow.heads import Oscillating
+
+NONE = 0.05  # exponent that counts as none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +57,26 @@ class OscillatingHeads(study.StudyFlags):
         return Oscillating(d, phases=self.phases, sigma2=self.sigma2)
 
 
+def findings(flags: OscillatingHeads, laws: Mapping[str, fits.PowerLaw]) -> list[study.Finding]:
+    """Return the finding about G^2 and the number of heads."""
+    fit = laws["upper_gradient_sq"]
+    if flags.phases == "common":
+        claim = "$G^2$ of oscillating heads with common phases does not decay in $H$"
+        return [study.Finding.slope(claim, "[MHT] fig. 2", fit, 0.0, NONE)]
+    low, high = fit.exponent_ci
+    if not np.isfinite(low):  # one path without noise
+        low = high = fit.exponent
+    return [
+        study.Finding.decided(
+            "$G^2$ of oscillating heads with spread phases falls with $H$", "[MHT] fig. 2",
+            f"slope {study.slope_text(fit)}", high < -NONE, known=high < -NONE or low > -NONE,
+        )
+    ]  # fmt: skip
+
+
 def main() -> None:
     flags = study.command_line(OscillatingHeads, __doc__)
-    study.run("oscillating_heads", flags, flags.law)
+    study.run("oscillating_heads", flags, flags.law, partial(findings, flags))
 
 
 if __name__ == "__main__":

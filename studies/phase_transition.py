@@ -59,6 +59,7 @@ Resolved = Annotated[float, study.Checked(_resolved)]
 class PhaseTransition(study.Flags):
     """Flags of this study."""
 
+    durations: ClassVar = {"smoke": "seconds", "cpu": "about 40 minutes", "paper": "many hours"}
     presets: ClassVar = {
         "smoke": {
             "n": 60, "paths": 2, "t_final": 5.0, "dt": 0.05, "nodes": 32, "step": 0.3, "cells": 42,
@@ -70,8 +71,7 @@ class PhaseTransition(study.Flags):
         },
     }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, whose findings mean nothing; cpu: about 40 minutes; paper: many hours. A
-    preset is the default of the flags below."""
+    """Defaults of the flags below. The findings of smoke mean nothing."""
     d: Annotated[study.Dimension, study.Checked(partial(whole, most=20))] = 3
     """Dimension: tokens live on the sphere S^(d-1); the equation is solved for 2 and 3."""
     beta: Resolved = 4.0
@@ -276,7 +276,8 @@ def orders(flags: PhaseTransition, files: dict[str, Path]) -> "study.Dataset":
     branches = {flow: branch_of(flags, flags.beta, flow) for flow in FLOWS}
 
     def measure(flow: FlowName, start: str, ratio: float) -> dict[str, Any]:
-        times, square = order_of(files[f"{flow}_{ratio:g}_from_{start}"])
+        with wflow.open(files[f"{flow}_{ratio:g}_from_{start}"]) as run:
+            times, square = run["snapshot"].values, order_of(run)
         last = change = np.nan
         if flags.equation:
             with wflow.open(files[f"equation_{flow}_{ratio:g}_from_{start}"]) as run:
@@ -336,12 +337,12 @@ def of_branches(shapes: "study.Dataset") -> list[Finding]:
         "branches leave the uniform law with the curvature of the amplitude equation", THEORY,
         f"difference at most {error.max():.2g} over {error.size} branches", error.ravel() < BEND,
     )  # fmt: skip
-    jumps = shapes["fold"].values > 1 + 1e-9
+    jumps, betas = shapes["fold"].values > 1 + 1e-9, shapes["beta"].values
     second = Finding.decided(
         "a branch has a fold above the critical diffusion exactly where the cubic coefficient is "
         "negative", THEORY,
         "; ".join(
-            f"{flow}: folds for beta = {', '.join(f'{b:g}' for b in shapes['beta'].values[row])}"
+            f"{flow}: folds for $\\beta = {', '.join(map('{:g}'.format, betas[row]))}$"
             if row.any()
             else f"{flow}: no folds"
             for flow, row in zip(FLOWS, jumps, strict=True)
@@ -349,9 +350,9 @@ def of_branches(shapes: "study.Dataset") -> list[Finding]:
     )  # fmt: skip
     softmax = shapes["cubic"].sel(flow="softmax").values
     third = Finding.decided(
-        "with the softmax the transition of one head is continuous, for beta = "
-        f"{', '.join(f'{b:g}' for b in shapes['beta'].values)}: a positive cubic coefficient, and "
-        "no fold", "question of this study",
+        r"with the softmax the transition of one head is continuous, for $\beta = "
+        f"{', '.join(map('{:g}'.format, betas))}$: the cubic coefficient is positive, and there "
+        "is no fold", "question of this study",
         f"cubic coefficients {softmax.min():.4f} to {softmax.max():.4f}, folds at most "
         f"{shapes['fold'].sel(flow='softmax').values.max():.6f} of the critical diffusion",
         (softmax > 0) & ~jumps[FLOWS.index("softmax")],
@@ -386,8 +387,8 @@ def of_runs(flags: PhaseTransition, table: "study.Dataset") -> list[Finding]:
     apart = np.abs(order[:, 1] - order[:, 0]).max(axis=1)
     expected = np.nanmax(np.abs(theory[:, 1] - theory[:, 0]), axis=1)
     third = Finding.decided(
-        "the state of particles depends on their start for the flows whose branches do at the same "
-        "beta, only",
+        "the state of particles depends on their start only for the flows whose branches do at the "
+        r"same $\beta$",
         "question of this study",
         "; ".join(
             f"{flow}: starts end up to {a:.2f} apart (branches {e:.2f})"

@@ -328,7 +328,7 @@ def report(flags: Spectrum, table: "study.Dataset") -> str:
     aligned = [
         {"case": name, "eigenvector of": SEEN[which], "H": str(H)}
         | {
-            f"d = {d}": study.mean_text(table[which].sel(case=name, d=d, heads=H), ".3f", ".3f")
+            f"d = {d}": study.mean_text(table[which].sel(case=name, d=d, heads=H))
             for d in flags.dims
         }
         for name, which in ALIGNMENTS

@@ -162,7 +162,7 @@ def findings(table: "study.Dataset") -> list[Finding]:
         rows.append(Finding.decided(
             f"W₂(t) <= {factor} exp(int L ds) W₂(0) at every recorded time, {cost} W₂",
             "[MHT] Thm 5.1", f"at {holds.sum()} of {holds.size} recorded times", bool(holds.all()),
-        ))  # fmt: skip
+        ).of_theorem())  # fmt: skip
     fastest = table["fastest_change"].max("eps")
     rising = np.diff(fastest.values, axis=-1) > 0
     numbers = [f"{rising.sum()} of {rising.size} steps in size raise it"]

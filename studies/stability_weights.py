@@ -171,7 +171,7 @@ def findings(fits: Fits) -> list[study.Finding]:
             f"{prediction}, within {TOLERANCE}", source,
             {"at T": fits[name, "end"], "largest over time": fits[name, "largest"]},
             PREDICTED[name], TOLERANCE,
-        )
+        ).of_theorem()
         for name, (prediction, source) in titles.items()
     ]  # fmt: skip
 

@@ -49,6 +49,7 @@ class TrainedHeads(study.Flags):
     """Flags of this study."""
 
     needs = networks.NEEDS
+    durations: ClassVar = {"smoke": "seconds"}
     presets: ClassVar = {
         "smoke": {
             "text": "embedded", "tokens": 12, "context": 12, "width": 16, "depth": 2, "heads": 2,
@@ -58,7 +59,7 @@ class TrainedHeads(study.Flags):
         "paper": {"tokens": 256},
     }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, on the text that ships with wflow; cpu: small GPTs on tiny Shakespeare;
+    """smoke: the text that ships with wflow; cpu: small GPTs on tiny Shakespeare;
     paper: networks of the published size, which --checkpoint names."""
     checkpoint: tuple[str, ...] = ()
     """Files checkpoint.pt of trained GPTs, such as shakespeare_gpt.py writes."""

@@ -131,6 +131,7 @@ def training():
     return {
         "model": network(), "objective": OBJECTIVE, "batches": Points(), "config": config(steps=2),
         "evaluate": None, "resume": False, "overwrite": False, "label": "", "tensorboard": False,
+        "log": None,
     }  # fmt: skip
 
 
@@ -191,7 +192,8 @@ ARGUMENTS = {
         form="published", embedding="block"),
     "SetTransformer.forward": lambda: dict(points=draw(2, 4, 3), mask=there(2, 4)),
     "ContinuousTransformer": lambda: dict(blocks=[blocks.Block(**BLOCK)], t_final=1.0, steps=2,
-        scheme="heun", velocity="block", cost="mean", checkpointing=False, batch_dim=0),
+        scheme="heun", velocity="block", cost="mean", checkpointing=False, batch_dim=0,
+        returns="flow"),
     "ContinuousTransformer.forward": lambda: dict(x=draw(2, 4, 8), valid=there(2, 4), mask=None),
     "ContinuousTransformer.trajectory": lambda: dict(x=draw(2, 4, 8), valid=there(2, 4), mask=None),
     "ContinuousTransformer.velocity_of": lambda: dict(x=draw(2, 4, 8)),

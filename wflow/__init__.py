@@ -12,6 +12,7 @@ from wflow._version import __version__ as __version__
 
 _HOMES = {
     "solve": ("wflow.particles.solver", "solve"),
+    "sweep": ("wflow.distributed.sweep", "sweep"),
     "rerun": ("wflow.analysis.rerun", "rerun"),
     "gradient": ("wflow.gradients.adjoint", "gradient"),
     "SaveAt": ("wflow.particles.options", "SaveAt"),
@@ -20,8 +21,12 @@ _HOMES = {
     "Flow": ("wflow.attention.flows", "Flow"),
     "Tableau": ("wflow._core.tableaux", "Tableau"),
     "open": ("wflow.runs.read", "open_run"),
+    "Comparison": ("wflow.plots.comparison", "Comparison"),
+    "compare": ("wflow.plots.comparison", "compare"),
     "verify": ("wflow.analysis.verify", "verify"),
+    "cite": ("wflow.analysis.citations", "cite"),
     "report": ("wflow.study.report", "write"),
+    "explore": ("wflow.study.explore", "explore"),
     "open_study": ("wflow.runs.studies", "open_study"),
     "energy": ("wflow.attention.cloud", "energy"),
     "mobility": ("wflow.attention.cloud", "mobility"),
@@ -34,6 +39,9 @@ _HOMES = {
     "InputError": ("wflow._core.errors", "InputError"),
     "RunFileError": ("wflow._core.errors", "RunFileError"),
     "BlowUpError": ("wflow._core.errors", "BlowUpError"),
+    "WflowWarning": ("wflow._core.errors", "WflowWarning"),
+    "AccuracyWarning": ("wflow._core.errors", "AccuracyWarning"),
+    "CacheWarning": ("wflow._core.errors", "CacheWarning"),
     "Interrupted": ("wflow._core.errors", "Interrupted"),
 }
 _MODULES = {
@@ -61,7 +69,8 @@ _MODULES = {
 # Those that make or open Datasets give these their accessor, `ds.wflow`, which loads xarray.
 _ACCESSOR = "wflow.plots.accessor"
 _OF_DATASETS = (
-    "solve", "rerun", "open", "open_study", "distributed", "meanfield", "sampling", "jko",
+    "solve", "sweep", "rerun", "open", "open_study", "explore", "distributed", "meanfield",
+    "sampling", "jko",
 )  # fmt: skip
 
 __all__ = [*sorted(_HOMES), *sorted(_MODULES)]
@@ -69,9 +78,19 @@ __all__ = [*sorted(_HOMES), *sorted(_MODULES)]
 if TYPE_CHECKING:
     from wflow import distributed, heads, meanfield, nets, plots, sampling, sphere, study, transport
     from wflow._core.adaptive import Dopri5
-    from wflow._core.errors import BlowUpError, InputError, Interrupted, RunFileError, WflowError
+    from wflow._core.errors import (
+        AccuracyWarning,
+        BlowUpError,
+        CacheWarning,
+        InputError,
+        Interrupted,
+        RunFileError,
+        WflowError,
+        WflowWarning,
+    )
     from wflow._core.tableaux import Tableau
     from wflow.analysis import clusters, equilibria, fits, stability, stationary
+    from wflow.analysis.citations import cite
     from wflow.analysis.rerun import rerun
     from wflow.analysis.verify import verify
     from wflow.attention import flows
@@ -85,13 +104,16 @@ if TYPE_CHECKING:
         velocity,
     )
     from wflow.attention.flows import Flow
+    from wflow.distributed.sweep import sweep
     from wflow.gradients import interop, losses
     from wflow.gradients.adjoint import gradient
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import solve
+    from wflow.plots.comparison import Comparison, compare
     from wflow.runs.read import open_run as open
     from wflow.runs.studies import open_study
     from wflow.sphere import tokens
+    from wflow.study.explore import explore
     from wflow.study.report import write as report
     from wflow.transport import jko, metric
 

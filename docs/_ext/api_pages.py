@@ -31,7 +31,7 @@ import public_names
 # Rooms in the order of the page, with what is in them; a room that is not named here comes last.
 GROUPS = {
     "Simulation": {
-        "wflow": "Solving, run files and their checks, energies of one cloud, errors",
+        "wflow": "Solving, run files and their checks, energies of one cloud, errors, citations",
         "wflow.tokens": "Clouds of tokens to start from",
         "wflow.losses": "Losses of `wflow.gradient`, with their derivatives",
         "wflow.interop": "Runs as differentiable functions of torch and JAX",

@@ -5,8 +5,7 @@ These are `docs/results/predictions.md`, and `docs/results/reproductions/*.md`, 
 
 A study has its findings in `summary.json`. They are published in
 `docs/results/findings/STUDY.json`, where texts may be shortened and get links; every verdict there
-is one that a study decided. A finding about a theorem is marked there by `"theorem": true`: runs
-prove nothing that is proved, so that the pages say "consistent" where the study found "confirmed".
+is one that a study decided.
 
     python docs/_ext/predictions.py                       # writes both
     python docs/_ext/predictions.py results/ou_heads ...  # takes their findings first
@@ -98,12 +97,6 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
-def shown(finding: dict[str, Any]) -> str:
-    """The verdict of a finding, as the pages give it."""
-    consistent = finding.get("theorem") and finding["verdict"] == "confirmed"
-    return "consistent" if consistent else str(finding["verdict"])
-
-
 def short(verdict: str) -> str:
     """A verdict without the size at which it was found."""
     return verdict.removesuffix(" at this size")
@@ -133,8 +126,8 @@ def table(names: tuple[str, ...], source: str = "", folder: str = "") -> str:
         study = document["study"]
         label = f"{study}, {document['label']}" if "label" in document else study
         for f in filter(lambda f: named.search(f["source"]), document["findings"]):
-            kind = short(shown(f)).replace(" ", "-")
-            verdict = f'<span class="verdict {kind}">{shown(f)}</span>'
+            kind = short(f["verdict"]).replace(" ", "-")
+            verdict = f'<span class="verdict {kind}">{f["verdict"]}</span>'
             cells = (f["prediction"], verdict, folded(f["found"]), f["source"])
             rows.append(f"| {' | '.join(cells)} | [{label}]({folder}{study}.md) |")
     return "\n".join(rows)
@@ -145,7 +138,9 @@ def counts() -> str:
 
     The choice is made by docs/_static/predictions.css: no script has to run.
     """
-    every = [shown(f) for _, _, names in SECTIONS for name in names for f in read(name)["findings"]]
+    every = [
+        f["verdict"] for _, _, names in SECTIONS for name in names for f in read(name)["findings"]
+    ]
     kinds = Counter(map(short, every))
     choices = {"all": len(every)} | {verdict: kinds[verdict] for verdict in VERDICTS}
     assert sum(choices.values()) == 2 * len(every), f"verdicts are {sorted(set(every))}"
@@ -189,20 +184,15 @@ def readme(text: str) -> str:
     for name, place, claim in MAIN:
         document = read(name)
         f, study = document["findings"][place], document["study"]
-        rows.append(f"| [{claim}][{study}] ({f['source']}) | {shown(f)} | {f['found']} |")
+        rows.append(f"| [{claim}][{study}] ({f['source']}) | {f['verdict']} | {f['found']} |")
     return before + BEGIN + "\n".join(rows) + "\n" + END + after
 
 
 def publish(folder: Path) -> None:
-    """Take the findings of a folder of results; predictions keep their mark of a theorem."""
+    """Take the findings of a folder of results."""
     document = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     kept = {key: document[key] for key in ("study", "command", "created", "findings")}
     file = RESULTS / "findings" / f"{kept['study']}.json"
-    former = json.loads(file.read_text(encoding="utf-8"))["findings"] if file.exists() else []
-    theorems = {each["prediction"] for each in former if each.get("theorem")}
-    for finding in kept["findings"]:
-        if finding["prediction"] in theorems:
-            finding["theorem"] = True
     file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -85,6 +85,11 @@ class NanogptSizes(networks.NetFlags):
 
     torchrun: ClassVar = "batches"
     needs: ClassVar[dict[str, str]] = networks.NEEDS | {"sacrebleu": "metrics"}
+    durations: ClassVar = {
+        "smoke": "seconds",
+        "cpu": "up to two hours a training on a core",
+        "paper": "half a minute of a GPU",
+    }
     presets: ClassVar = {
         "paper": {},
         "cpu": {"seeds": 2},  # the published sizes are of a size for two cores

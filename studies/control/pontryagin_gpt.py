@@ -89,6 +89,7 @@ SWEPT = {
 class PontryaginGpt(networks.NetFlags):
     """Flags of this study."""
 
+    durations: ClassVar = {"smoke": "seconds", "cpu": "minutes a model on two cores"}
     presets: ClassVar = {
         "paper": {},
         # An epoch. Iterations of MSA take some thirty times as long as those of Adam.
@@ -687,8 +688,8 @@ def findings(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> li
               pairs("straightness")),
         claim("the transport cost makes hidden states move at a more constant speed",
               "[OTT] Prop. 1", pairs("speed")),
-        ratios("the transport cost makes the Hamiltonian more constant along depth, over "
-               "|p| |f| + L", "question", pairs("variation")),
+        ratios("the transport cost makes the Hamiltonian more constant along depth, relative to "
+               r"$\lvert p \rvert\, \lvert f \rvert + L$", "question", pairs("variation")),
         decided("with shared weights the range of the Hamiltonian falls with the length of the "
                 "steps at the order of Euler's scheme, 1", "theory: Hamiltonian",
                 names_of("continuous"),

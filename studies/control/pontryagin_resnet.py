@@ -75,6 +75,7 @@ class PontryaginResnet(networks.NetFlags):
     """Flags of this study."""
 
     indifferent: ClassVar[frozenset[str]] = frozenset({"datasets"})
+    durations: ClassVar = {"smoke": "seconds", "cpu": "minutes a model on two cores"}
     presets: ClassVar = {
         "paper": {},
         "cpu": {

@@ -43,6 +43,11 @@ class CatsDogs(networks.NetFlags):
 
     torchrun: ClassVar = "batches"
     indifferent: ClassVar[frozenset[str]] = frozenset({"published", "seeds_node"})
+    durations: ClassVar = {
+        "smoke": "seconds",
+        "cpu": "minutes a model on two cores",
+        "paper": "6 hours of a GPU",
+    }
     presets: ClassVar = {
         "paper": {},
         "cpu": {

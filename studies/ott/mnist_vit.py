@@ -46,6 +46,11 @@ class MnistVit(networks.NetFlags):
     """Flags of this study."""
 
     torchrun: ClassVar = "batches"
+    durations: ClassVar = {
+        "smoke": "seconds",
+        "cpu": "minutes a model on two cores",
+        "paper": "a minute of a GPU",
+    }
     presets: ClassVar = {
         "paper": {},
         "cpu": {"digits": 10_000, "seeds": 2, "epochs": 15},

@@ -50,6 +50,11 @@ class PointClouds(networks.NetFlags):
 
     torchrun: ClassVar = "batches"
     indifferent: ClassVar[frozenset[str]] = frozenset({"dataset", "published", "checkpointing"})
+    durations: ClassVar = {
+        "smoke": "seconds",
+        "cpu": "minutes a model on two cores",
+        "paper": "48 hours of a GPU",
+    }
     presets: ClassVar = {
         "paper": {},
         "cpu": SMALL

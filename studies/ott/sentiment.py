@@ -49,6 +49,11 @@ class Sentiment(networks.NetFlags):
 
     torchrun: ClassVar = "batches"
     indifferent: ClassVar[frozenset[str]] = frozenset({"published", "seeds_free"})
+    durations: ClassVar = {
+        "smoke": "seconds",
+        "cpu": "minutes a model on two cores",
+        "paper": "25 hours of a GPU",
+    }
     presets: ClassVar = {
         "paper": {},
         # Narrower, shorter and faster: an embedding that starts ten times smaller learns at once.

@@ -44,6 +44,11 @@ class ShakespeareGpt(texts.TextFlags):
     """Flags of this study."""
 
     indifferent: ClassVar[frozenset[str]] = texts.TextFlags.indifferent | {"ablation"}
+    durations: ClassVar = {
+        "smoke": "seconds",
+        "cpu": "minutes a model on two cores",
+        "paper": "24 hours of a GPU",
+    }
     presets: ClassVar = {
         "paper": {
             "iterations": 5000, "crops": 256, "context": 256, "dropout": 0.2, "rate": 1e-3,

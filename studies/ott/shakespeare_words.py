@@ -33,6 +33,11 @@ from wflow.study import networks
 class ShakespeareWords(Gpt2Flags):
     """Flags of this study."""
 
+    durations: ClassVar = {
+        "smoke": "seconds",
+        "cpu": "minutes a model on two cores",
+        "paper": "47 hours of a GPU",
+    }
     presets: ClassVar = {
         "paper": {},
         # A quarter of the text, 20 times: few enough tokens to overfit, as in the published run,

@@ -54,6 +54,11 @@ class WebText(Gpt2Flags):
     """Flags of this study."""
 
     indifferent: ClassVar[frozenset[str]] = Gpt2Flags.indifferent | {"tokens"}
+    durations: ClassVar = {
+        "smoke": "seconds",
+        "cpu": "minutes a model on two cores",
+        "paper": "3,700 hours of a GPU",
+    }
     presets: ClassVar = {
         "paper": {
             "seeds": 1, "iterations": 60_000, "crops": 240, "parts": 5, "evaluate_every": 1000,

@@ -75,6 +75,7 @@ class RwpoBenchmarks(FlowFlags):
     """Flags of this study."""
 
     indifferent: ClassVar[frozenset[str]] = frozenset({"targets"})
+    durations: ClassVar = {"smoke": "seconds", "cpu": "minutes a model on two cores"}
     presets: ClassVar = {
         "paper": {"variants": NEAR},
         "cpu": {
@@ -406,7 +407,7 @@ def closer(
     )
     if "confirmed" in verdicts and set(verdicts) != {"confirmed"}:
         overall = "confirmed in part"
-    what = f"sliced $W_2$ of {base} over its own" if ratio else f"NLL of {base} less its own"
+    what = f"sliced W_2 of {base} over its own" if ratio else f"NLL of {base} less its own"
     return Finding(statement, source, f"{what}: all targets {text}; {'; '.join(texts)}", overall)
 
 
@@ -607,7 +608,7 @@ def main_table(flags: RwpoBenchmarks, results: Results) -> str:
             "OT-Flow then": cell(values["equal_time_base"]),
             "1000 MMD$^2$": cell(1000 * values["mmd"], ".2f"),
             "NLL": f"({nll})" if printed else nll,
-            "not inverted or folded (%)": cell(100 * lost, ".2g"),
+            "not inverted or folded (%)": cell(100 * lost, ".3g"),
             "ms per step": cell(1000 * values["step_seconds"], ".0f"),
             "$\\lambda$": cell(values["lam"], ".2f"),
             "$\\beta$": cell(values["beta"], ".2f"),

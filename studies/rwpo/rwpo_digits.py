@@ -74,6 +74,7 @@ PRINTED = {
 class RwpoDigits(FlowFlags):
     """Flags of this study."""
 
+    durations: ClassVar = {"smoke": "seconds", "cpu": "minutes a model on two cores"}
     presets: ClassVar = {
         "paper": {
             "width": 128, "iterations": 12_001, "batch": 1024, "rates": (1e-3, 1e-6),

@@ -115,6 +115,7 @@ class RwpoInverse(SinglePrecision):
     """Flags of this study."""
 
     indifferent: ClassVar[frozenset[str]] = frozenset({"problem", "models"})
+    durations: ClassVar = {"smoke": "seconds", "cpu": "minutes a model on two cores"}
     presets: ClassVar = {
         "paper": {"models": NEAR},
         "cpu": {

@@ -44,6 +44,7 @@ SMOOTH = sampling.separable(lambda z: np.logaddexp(z, -z), np.tanh)  # log(2 cos
 class RwpoOperator(study.OutputFlags):
     """Flags of this study."""
 
+    durations: ClassVar = {"smoke": "seconds", "cpu": "two minutes"}
     presets: ClassVar = {
         "smoke": {"cells": 400, "steps": 200, "particles": 200, "tokens": 128, "paths": 400},
         "cpu": {},
@@ -52,7 +53,7 @@ class RwpoOperator(study.OutputFlags):
         },
     }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, coarse grids, whose findings mean nothing; cpu: two minutes; paper: finer."""
+    """Defaults of the flags below. The findings of smoke mean nothing."""
     only: tuple[str, ...] = ()
     """Parts to compute, by name."""
     cells: Annotated[int, study.Checked(partial(whole, least=80))] = 1600
@@ -84,9 +85,12 @@ class Part:
     variables: dict[str, tuple[Any, Any, str]] = field(default_factory=dict)
     coords: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
-    def decide(self, prediction: str, source: str, found: str, holds: Any) -> None:
+    def decide(
+        self, prediction: str, source: str, found: str, holds: Any, *, theorem: bool = False
+    ) -> None:
         """Add a finding about cases in each of which the prediction holds or does not."""
-        self.findings.append(Finding.decided(prediction, f"[RWPO] {source}", found, holds))
+        finding = Finding.decided(prediction, f"[RWPO] {source}", found, holds)
+        self.findings.append(finding.of_theorem() if theorem else finding)
 
     def table(self, caption: str, *parts: list[Row]) -> None:
         """Add a table, of parts that stand beside each other."""
@@ -294,7 +298,7 @@ def kernels(out: Part, _: RwpoOperator) -> None:
     out.decide("the score of (13) is -(beta/2)[(x - S(x))/h + (x - M)/h] outside |x_i| <= lambda h",
                "Proposition 2",
                f"largest relative error {worst:.1e} with the kernel `exact`, d = 1 and 2",
-               worst < 1e-10)  # fmt: skip
+               worst < 1e-10, theorem=True)  # fmt: skip
     x, worst = rng.normal(size=(50, 3)), 0.0
     for kernel in KERNELS:
         given: dict[str, Any] = {"h": 0.1, "beta": 2.0, "prior": sampling.L1(0.4), "kernel": kernel}
@@ -343,7 +347,7 @@ def proposition(out: Part, flags: RwpoOperator) -> None:
     out.decide("corrected: the error of the score (14) tends to 0 with S(y) (kernel `laplace`), at "
                "every fixed x other than 0",
                "Proposition 2", f"at x = -1, 0.5, 1.5 up to {text(fixed, '.1e')}",
-               fixed[-1] < 0.01 * fixed[0])  # fmt: skip
+               fixed[-1] < 0.01 * fixed[0], theorem=True)  # fmt: skip
     near = np.linspace(-1, 1, 401)
     kink = [beta / (2 * h) * errors(near, h, sampling.L1(2.0), STANDARD)[0].max()
             for h in (1 / 8, 1 / 48, 1 / 200, 1 / 800)]  # fmt: skip
@@ -433,7 +437,7 @@ def plane(out: Part, flags: RwpoOperator) -> None:
     out.decide("corrected: in two dimensions U with S(y) gives the score for h -> 0, away from the "
                "axes", "Proposition 2",
                f"largest error {text(away)} at points 0.75 and more from both, {text(errors)} at "
-               "all", away[-1] < 0.1 * away[0])  # fmt: skip
+               "all", away[-1] < 0.1 * away[0], theorem=True)  # fmt: skip
 
 
 @part("Proximal map")
@@ -533,7 +537,7 @@ def lemma(out: Part, flags: RwpoOperator) -> None:
     order = rate(sizes, errors)
     out.decide("the optimality system of (11) ends in the closed form (13)", "Lemma 1",
                f"L1 distance {errors[-1]:.1e} with {sizes[-1]} cells, falling with exponent "
-               f"{order:.2f}", errors[-1] < 1e-3 and order < -1.3)  # fmt: skip
+               f"{order:.2f}", errors[-1] < 1e-3 and order < -1.3, theorem=True)  # fmt: skip
     changes: list[Function] = [np.sin, np.tanh, lambda x: 0.3 * x, lambda x: np.cos(2 * x)]
 
     def excess(change: Function, sign: float) -> float:
@@ -544,7 +548,7 @@ def lemma(out: Part, flags: RwpoOperator) -> None:
     out.decide("the optimality system of (11) attains its minimum", "eqs. 11, 34 to 36",
                f"cost within {gap:.1e} of the dual value -int Phi(0) rho_k; 8 other drifts cost "
                f"{min(raised):.1e} to {max(raised):.1e} more",
-               [gap < 1e-3, min(raised) > 0])  # fmt: skip
+               [gap < 1e-3, min(raised) > 0], theorem=True)  # fmt: skip
 
 
 Potential = tuple[Function, Function, Function]
@@ -886,7 +890,7 @@ def likelihood(out: Part, _: RwpoOperator) -> None:
                "h", "Proposition 3, eq. 18",
                f"error {text(errors)} for {text(steps, 'd')} steps, exponent {order:.2f}; the "
                f"density that (18) states has the mass {text(masses, '.3f')}",
-               abs(order + 1) < 0.1)  # fmt: skip
+               abs(order + 1) < 0.1, theorem=True)  # fmt: skip
 
 
 # Convergence and moments
@@ -1019,7 +1023,7 @@ def convergence(out: Part, flags: RwpoOperator) -> None:
                "of beta <= 1", printed)  # fmt: skip
     out.decide("corrected: (28) holds with a = 2/(beta C_LS) and the shift "
                "lambda gamma sqrt(2/C_LS)/a, while (27) holds", "Proposition 4",
-               f"no violation in {len(cases)} cases", corrected)  # fmt: skip
+               f"no violation in {len(cases)} cases", corrected, theorem=True)  # fmt: skip
     out.decide("condition (27) holds for all t >= 0 along the flow, with gamma >= 0", "eq. 27",
                f"D < 0 from t = {text(fails, '.2f')} on: the law tends to exp(beta (phi - psi)), "
                "and KL " + ", ".join(
@@ -1049,13 +1053,13 @@ def moments(out: Part, flags: RwpoOperator) -> None:
                f"largest difference {errors[-1]:.1e} for lambda = {text(lams, 'g')}, a "
                f"{errors[0] / errors[-1]:.1f}th of that in twice wider cells; (40) has "
                "-2 int x . grad phi",
-               errors[-1] < 5e-3 and errors[0] > 3.5 * errors[-1])  # fmt: skip
+               errors[-1] < 5e-3 and errors[0] > 3.5 * errors[-1], theorem=True)  # fmt: skip
     out.table("Second moments in one dimension, phi = -x^2/2, beta = 2:",
               rows(second, ".4f", {"lambda": lams, "t": times}))  # fmt: skip
     out.decide("(ii): the second moment falls with lambda in one dimension, and for diagonal A",
                "Proposition 5",
                f"second moments fall with lambda at t = {text(times, 'g')}",
-               np.diff(second, axis=0) <= 0)  # fmt: skip
+               np.diff(second, axis=0) <= 0, theorem=True)  # fmt: skip
     paths = coupled_paths(flags)
     out.decide("coupled paths are ordered, |X of lambda_1| <= |X of lambda_2| (the proof of (ii))",
                "Appendix A",

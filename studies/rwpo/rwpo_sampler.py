@@ -57,6 +57,7 @@ Budgets = Annotated[
 class RwpoSampler(study.OutputFlags):
     """Flags of this study."""
 
+    durations: ClassVar = {"smoke": "seconds", "cpu": "ten minutes", "paper": "an hour or two"}
     presets: ClassVar = {
         "smoke": {
             "tokens": 60, "steps": (0.2, 0.1), "budgets": (5, 10, 20), "dims": (2, 3),
@@ -69,7 +70,7 @@ class RwpoSampler(study.OutputFlags):
         },
     }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, whose findings mean nothing; cpu: ten minutes; paper: an hour or two."""
+    """Defaults of the flags below. The findings of smoke mean nothing."""
     targets: tuple[Literal["laplace", "mixture", "lasso"], ...] = ("laplace", "mixture", "lasso")
     """Targets of the comparison of samplers."""
     tokens: study.Count = 1000
@@ -246,7 +247,7 @@ def bias(flags: RwpoSampler) -> study.Dataset:
 
     def measure(name: str, n: int, h: float) -> dict[str, Array]:
         found, ratio = settled(flags, name, 2, n, h, paths)
-        clouds, refs = found["samples"].values[:, 0], references(name, 2, n)
+        clouds, refs = found["samples"].values[:, -1], references(name, 2, n)
         return {
             "deficit": 1 - ratio,
             "bias_sliced": [np.mean([sliced(x, y) for y in refs]) for x in clouds],
@@ -334,7 +335,7 @@ def temperature(flags: RwpoSampler) -> study.Dataset:
         mean, variance = moments(*case)
         found = run(flags, "brwp", target(*case), start(n, 2, beta) + mean, h=0.05 / cold,
                     steps=round(120 * cold), save_every=10**6)  # fmt: skip
-        x, width = found["samples"].values[0, 0], np.sqrt(variance.mean())
+        x, width = found["samples"].values[0, -1], np.sqrt(variance.mean())
         last = found.isel(path=0, time=-1)
         refs = references("laplace", 2, n, beta)
         return {

@@ -20,7 +20,7 @@ NAMES = {
 @pytest.mark.parametrize(
     "thing",
     [
-        Frozen(), Oscillating(4, "common"), OrnsteinUhlenbeck(np.eye(3), 0.5, 0.0, exact=True),
+        Frozen(), Oscillating(4, "common"), OrnsteinUhlenbeck([[1, 0.5], [0.5, 2]], exact=True),
         wflow.SaveAt(), wflow.SaveAt(every=5, snapshots=[0.0, 1.0], heads=True, budget=False),
         wflow.Compute(method="fast", threads=2), wflow.Dopri5(rtol=1e-6), TABLEAUX["euler"],
         TABLEAUX["heun"], wflow.transport.W2(), wflow.transport.Weighted(segments=8),
@@ -32,12 +32,26 @@ def test_a_law_an_option_a_scheme_and_a_metric_are_made_again_from_their_repr(th
     assert law_config(again) == law_config(thing) if isinstance(thing, HeadLaw) else again == thing
 
 
+def test_identities_large_arrays_and_custom_priors_are_short_as_text_and_as_html():
+    law = OrnsteinUhlenbeck(np.eye(3), rate=1, sigma2=2)
+    assert repr(law) == "OrnsteinUhlenbeck(mean=I₃, rate=1, sigma2=2)"
+    assert "<td" in law._repr_html_() and "I₃" in law._repr_html_()
+    assert "mean=-2.5 I₁₂," in repr(OrnsteinUhlenbeck(-2.5 * np.eye(12)))
+    assert "mean=array(5, 12, 12)," in repr(OrnsteinUhlenbeck(np.ones((5, 12, 12))))
+    prior = wflow.sampling.separable(abs, divmod)
+    assert repr(prior) == "separable(value=abs, derivative=divmod)"
+    assert "style" in prior._repr_html_() and "color" not in prior._repr_html_()
+    hostile = HeadLaw(drift=type("<script>", (), {"__call__": lambda *_: 0})())
+    assert "<script>" not in hostile._repr_html_()
+
+
 def test_a_law_whose_parameters_cannot_be_read_is_shown_all_the_same():
     class Broken(HeadLaw):
         def to_config(self):
             raise RuntimeError("not now")
 
     assert repr(Broken()) == "Broken(...)"
+    assert "Broken" in Broken()._repr_html_()
     assert repr(Broken.__new__(Broken)) == "Broken(...)"
     assert repr(OrnsteinUhlenbeck.__new__(OrnsteinUhlenbeck)) == "OrnsteinUhlenbeck(...)"
 

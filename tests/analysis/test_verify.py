@@ -162,7 +162,7 @@ def test_the_order_is_not_asked_of_steps_that_have_none(tmp_path, options):
 
 def test_one_path_says_what_its_limit_is_made_of(tmp_path):
     note = found(solved(tmp_path / "run.h5", paths=1))[BALANCE].note
-    assert "one path" in note and "noise" in note
+    assert "standard error" not in note and "noise" in note
 
 
 def test_too_few_records_to_sum_are_skipped_and_said(tmp_path):

@@ -220,7 +220,7 @@ def test_closed_pipe_ends_quietly():
 def test_no_text_of_a_file_steers_the_terminal(runs, tmp_path, capsys):
     evil = spoiled(runs["bare"], tmp_path, escapes)
     evil = evil.rename(tmp_path / f"run{STEERING}\nforged.h5")
-    for command in ("info", "verify", "report"):
+    for command in ("info", "verify", "report", "cite"):
         assert main([command, str(evil)]) in (0, 1)
         said = capsys.readouterr()
         assert not steers(said.out + said.err) and "\nforged" not in said.out + said.err
@@ -249,7 +249,9 @@ def test_commands_work_in_an_ascii_locale(runs, tmp_path):
     shutil.copy(runs["bare"], tmp_path / file)
     code = f"import os\nfrom wflow.cli import main\nos.chdir({str(tmp_path)!r})\n"
     code += "(file,) = os.listdir()\n"
-    code += "for name in ('info', 'verify', 'report'): assert main([name, file]) == 0, name\n"
+    code += (
+        "for name in ('info', 'verify', 'report', 'cite'): assert main([name, file]) == 0, name\n"
+    )
     code += "assert main(['study', 'list']) == 0"
     ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     ascii_locale |= {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}

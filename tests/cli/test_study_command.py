@@ -1,9 +1,11 @@
 """`wflow study`, `wflow report` and `wflow --version`: scripts by their names, from any folder."""
 
 import json
+import re
 import shlex
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -45,18 +47,20 @@ def test_version_is_printed(capsys) -> None:
 def test_list_names_every_study_with_what_it_is_about(capsys) -> None:
     assert main(["study", "list"]) == 0
     listed = capsys.readouterr().out.splitlines()
-    lines = dict(line.split(maxsplit=1) for line in listed if line.startswith("  "))
+    lines = dict(line.split(maxsplit=1) for line in listed if re.match(r"  \w", line))
     assert sorted(lines) == NAMES and all(len(text) > 20 for text in lines.values())
     subjects = [line for line in listed if not line.startswith("  ")]
     assert len(subjects) == len({file.parent for file in SCRIPTS})
     assert lines["ou_heads"].startswith("Ornstein-Uhlenbeck heads: ")
+    after = dict(pairwise(listed))
+    assert "--preset published" in after[f"  {'ou_heads':<19}  {lines['ou_heads']}"]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("inof run.h5", "did you mean info"), ("ou_heads", "did you mean wflow study ou_heads"),
-        ("solve", "info, plot, verify, report"), ("study", "wflow study list"),
+        ("frobnicate", "info, plot, verify, compare"), ("study", "wflow study list"),
         ("study xyz", "wflow study list"), ("study --heads 4", "wflow study list"),
         ("study ou-heads", "did you mean ou_heads"), ("study studies/jko.py", "did you mean jko"),
         ("study mean_feld_limit --n 4", "did you mean mean_field_limit"),
@@ -99,6 +103,9 @@ def test_help_needs_no_torch_names_the_extra_that_is_missing_and_loads_little(
     assert "verify" in own and "python studies/" not in done.stdout
     for name, text in zip(NAMES, said, strict=True):
         assert text.startswith(f"wflow study {name} ") and "--out" in text
+        own, output, *machine = re.split("─ (?:output|machine) options ─", text)
+        assert "--out " in output and not {"--out ", "--device ", "--threads "} & set(own.split())
+        assert name.startswith("rwpo_") or machine
         assert ("pip install 'wflow-transformers[nets]'" in text) == (name in OF_NETWORKS), name
 
 

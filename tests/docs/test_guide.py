@@ -5,15 +5,19 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib import pyplot
 
 import wflow
+from wflow.cli import main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["start", "guide/tour", "guide/flows", "guide/laws", "guide/schemes", "guide/budget"]
-PAGES += ["guide/transport", "guide/stationary", "guide/run_files", "guide/gradients"]
+PAGES += ["guide/transport", "guide/stationary", "guide/run_files", "guide/command_line"]
+PAGES += ["guide/warnings"]
+PAGES += ["guide/sweeps", "guide/gradients"]
 PAGES += ["results/reproductions/glpr"]
 
 
@@ -47,14 +51,45 @@ def test_the_code_of_the_first_pages_prints_what_stands_below_it(tmp_path, monke
     assert len((DOCS.parent / "README.md").read_bytes()) < 7000
 
 
-NETWORKS = ["networks", "training", "texts", "saving", "control", "sparse_transformers", "sums"]
+NETWORKS = [
+    "networks",
+    "hugging_face",
+    "training",
+    "texts",
+    "saving",
+    "control",
+    "sparse_transformers",
+    "sums",
+]
 
 
 @pytest.mark.parametrize("page", [f"guide/{page}" for page in NETWORKS])
 def test_the_code_of_a_page_with_networks_runs(page, tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
+    pytest.importorskip("transformers" if page == "guide/hugging_face" else "sklearn")
     test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys)
+
+
+def test_the_loop_with_accelerate_trains_and_saves(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from wflow import nets
+
+    text = (DOCS / "guide" / "training.md").read_text(encoding="utf-8")
+    (code,) = (c for c in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "Accel" in c)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
+    vit = nets.ViT(image=(1, 4, 4), patch=2, classes=2, width=8, heads=2)
+    vit.body = nets.ContinuousTransformer(vit.body, steps=2)
+    before = [parameter.clone() for parameter in vit.parameters()]
+    samples = TensorDataset(torch.randn(16, 1, 4, 4), torch.arange(16) % 2)
+    given = {"vit": vit, "loader": DataLoader(samples, batch_size=4)}
+    given |= {"optimizer": torch.optim.Adam(vit.parameters()), "functional": torch.nn.functional}
+    exec(compile(code, "guide/training", "exec"), given)
+    again = list(nets.ViT.from_pretrained("vit").parameters())
+    assert not any(torch.equal(*pair) for pair in zip(before, again, strict=True))
 
 
 def test_the_example_of_processes_computes_in_one_process_too():
@@ -62,6 +97,14 @@ def test_the_example_of_processes_computes_in_one_process_too():
     for code in blocks("guide/processes"):
         exec(compile(code, "guide/processes", "exec"), names)
     assert names["final_energy"](0) == names["final_energy"](0) > 0
+
+
+def test_the_cells_of_the_explorer_set_what_it_shows():
+    pytest.importorskip("anywidget")
+    names: dict[str, Any] = {}
+    for code in blocks("explore"):
+        exec(compile(code, "explore", "exec"), names)
+    assert names["explorer"].run.sizes["axis"] == names["explorer"].film["settings"]["d"] == 16
 
 
 def test_the_study_that_is_there_to_copy_runs_and_is_short(tmp_path, monkeypatch, capsys):
@@ -75,6 +118,19 @@ def test_the_study_that_is_there_to_copy_runs_and_is_short(tmp_path, monkeypatch
     assert not end.value.code
     assert "Var E" in capsys.readouterr().out
     assert (tmp_path / "variance.png").exists()
+
+
+def test_the_commands_of_a_page_compute_the_configuration_in_it(tmp_path, monkeypatch, capsys):
+    text = (DOCS / "guide/command_line.md").read_text(encoding="utf-8")
+    config, commands = re.findall(r"```(?:toml|sh)\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("config.toml").write_text(config, encoding="utf-8")
+    for command in commands.splitlines():
+        words, _, target = command.removeprefix("wflow ").partition(" > ")
+        assert main(words.split()) == 0, command
+        said = capsys.readouterr().out
+        if target:
+            Path(target).write_text(said, encoding="utf-8")
 
 
 def test_every_page_of_the_guide_is_listed():

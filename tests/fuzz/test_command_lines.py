@@ -244,14 +244,15 @@ def test_wrong_words_of_the_command_wflow_are_a_message(
     files = [str(file) for file in sorted(hostile.iterdir())]
     names = [*files, "/dev/null", "/dev/zero", "missing.h5", "/proc/self/mem", *NAMES]
     wrong = []
-    flag = {"plot": ["--out"], "verify": ["--tolerance"], "info": []}
+    flag = {"plot": ["--out"], "verify": ["--tolerance"], "info": ["--config"], "compare": [],
+            "solve": ["--set"]}  # fmt: skip
     for number in range(cases(20, 150)):
         command = rng.choice([*flag])
         line = [command, names[number] if number < len(names) else rng.choice(names)]
         if rng.random() < 0.4:
             line += [*flag[command], rng.choice(NUMBERS if command == "verify" else names)]
         kept = [hostile] if command == "plot" else [tmp_path]
-        also = (1,) if command == "verify" else ()  # the check failed
+        also = (1,) if command in ("verify", "compare") else ()  # the check failed
         _, fault = outcome(partial(commands.main, line), partial(snapshot, *kept), capsys, also)
         wrong += [f"{' '.join(line)}: {fault}"] if fault else []
     assert not wrong, "\n\n".join(wrong)

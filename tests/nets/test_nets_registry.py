@@ -94,7 +94,7 @@ def test_a_configuration_gives_its_network_back(name, body):
     if body == "continuous":
         assert config["body"]["arguments"] == {
             "t_final": 0.5, "steps": 3, "scheme": "heun", "velocity": "block", "cost": "mean",
-            "checkpointing": False, "batch_dim": 0,
+            "checkpointing": False, "batch_dim": 0, "returns": "flow",
         }  # fmt: skip
     again = nets.build(config)
     assert str(again) == str(net) and again.training and nets.config(again) == config

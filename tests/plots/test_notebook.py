@@ -21,6 +21,9 @@ run = wflow.solve(x0, wflow.heads.Oscillating(d=3), heads=2, t_final=0.4, dt=0.1
 mesh = wflow.meanfield.Circle(16)
 limit = wflow.meanfield.solve(np.ones(16), wflow.heads.Frozen(), mesh=mesh, heads=1, t_final=0.1)
 nodes = wflow.stationary.Nodes.axial(2, 24)
+kappas = wflow.sweep(
+    {"kappa": [0.0, 0.1]}, x0, wflow.heads.Frozen(), heads=1, t_final=0.1, dt=0.1
+)
 branch = wflow.stationary.branch(np.eye(2), nodes, 1, kappa=(0.3, 1.0), step=0.3)
 from wflow.plots import figure
 figure.STYLE.update({"savefig.dpi": 40, "figure.dpi": 40})
@@ -36,6 +39,7 @@ CELLS = {
     "density_snapshots": "wflow.plots.density_snapshots(limit)",
     "free_energy_over_time": "wflow.plots.free_energy_over_time(limit)",
     "bifurcation": "wflow.plots.bifurcation(branch)",
+    "sweep": "wflow.plots.sweep(kappas, 'energy')",
 }
 
 
@@ -75,6 +79,17 @@ def test_notebook_shows_each_figure_once_without_pyplot_and_with_the_inline_back
 DENSITIES = ("density_snapshots", "free_energy_over_time")
 OTHERS: dict[str, Callable[[], tuple[Any, ...]]] = {  # arguments of those that draw no run
     "gradient_against_heads": lambda: ([1, 2], [[1.0], [0.5]]),
+    "sweep": lambda: (
+        wflow.sweep(
+            {"kappa": [0.0, 0.1]},
+            wflow.tokens.uniform(n=12, d=3),
+            wflow.heads.Frozen(),
+            heads=1,
+            t_final=0.1,
+            dt=0.1,
+        ),
+        "energy",
+    ),
     "bifurcation": lambda: (
         wflow.stationary.branch(
             np.eye(2), wflow.stationary.Nodes.axial(2, 24), 1, kappa=(0.3, 1.0), step=0.3

@@ -9,7 +9,7 @@ from wflow import InputError, sampling
 from wflow._core.threads import available
 from wflow.analysis.description import describe
 from wflow.runs.store import RunWriter
-from wflow.sampling import targets
+from wflow.sampling import samplers, targets
 
 X0 = np.random.default_rng(0).standard_normal((40, 2)) * 2
 TARGET = targets.GaussianLaplace([0.0, 1.0], lam=1.0)
@@ -299,3 +299,47 @@ def test_a_wrong_first_gradient_leaves_no_file(tmp_path):
     with pytest.raises(InputError, match="initial token"):
         sampling.ula(X0, lambda x: x * np.inf, **QUICK, out=tmp_path / "run.h5")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("steps", "size", "kept"),
+    [(7, 8, range(8)), (200, 8, range(2, 201, 2)), (150, 8, range(0, 151, 2)), (9, 2**25, (4, 9)),
+     (9, 2**40, (9,)), (1, 2**40, (1,))],
+)  # fmt: skip
+def test_snapshots_by_default_are_the_end_and_what_fits_before_it(steps, size, kept):
+    found = samplers._default_snapshots(steps, size)
+    assert found.tolist() == list(kept) and len(found) <= 100
+
+
+def test_samples_as_chains_and_draws():
+    x0 = np.stack([X0[:8], 2 * X0[:8]])
+    options = {"h": 0.1, "steps": 20}
+    run = sampling.ula(x0, lambda x: x, **options, snapshots=range(1, 21))
+    draws = sampling.to_arviz(run, burn_in=0.25)["posterior"]["samples"]
+    assert draws.dims == ("chain", "draw", "axis") and draws.shape == (16, 15, X0.shape[1])
+    assert np.array_equal(draws[9], run.samples[1, 5:, 1])
+    cloud = sampling.brwp(x0, lambda x: x, sampling.NoPrior(), **options)
+    assert np.array_equal(sampling.to_arviz(cloud)["posterior"]["samples"], cloud.samples[:, -1])
+    chains = sampling.reference.metropolis(
+        lambda x: -0.5 * np.sum(x**2, axis=-1), np.zeros((4, 2)), draws=300, warmup=50, seed=0
+    )
+    tree = sampling.to_arviz(chains)
+    assert tree["posterior"]["samples"].identical(chains["samples"])
+    assert tree["sample_stats"]["lp"].dims == ("chain", "draw")
+    arviz_stats = pytest.importorskip("arviz_stats")
+    pytest.importorskip("arviz_base")
+    assert np.allclose(arviz_stats.rhat(tree)["samples"], chains["r_hat"], rtol=1e-6)
+    assert np.allclose(arviz_stats.ess(tree)["samples"], chains["ess"], rtol=0.02)
+
+
+def test_what_has_no_samples_is_refused_by_to_arviz():
+    run = sampling.ula(X0[:4], lambda x: x, h=0.1, steps=4, snapshots=[])
+    for bad in (run, None, 3, X0, run.to_array()):
+        with pytest.raises(wflow.InputError, match="samples"):
+            sampling.to_arviz(bad)
+    run = sampling.ula(X0[:4], lambda x: x, h=0.1, steps=4)
+    for share in (1, -0.1, 2, np.nan, "x", None):
+        with pytest.raises(wflow.InputError, match="burn_in"):
+            sampling.to_arviz(run, burn_in=share)
+    with pytest.raises(wflow.InputError, match="blew up"):
+        sampling.to_arviz(run.assign(samples=run.samples * np.nan))

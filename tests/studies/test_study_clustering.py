@@ -39,7 +39,7 @@ def test_clustering_counts_what_its_run_files_hold(request, run_study, causal):
     if causal:
         assert table["first_token_moved"] < 1e-12 and table["first_token_distance"] < 0.5
     (one,) = done.verdicts("one cluster for beta small (beta <= 1), any d")
-    assert one in ("confirmed", "confirmed in part")
+    assert one in ("consistent", "confirmed in part")
     assert bool(done.verdicts("the one cluster is at the first token, which stays")) == causal
 
 
@@ -145,4 +145,4 @@ def test_long_time_tells_frozen_heads_from_oscillating_ones(run_study):
     assert np.isfinite(table["gradient_late"].sel(run="noisy_00008")).all()
     assert len(done.findings) == 4
     (noisy,) = done.verdicts("in expectation for heads with noise, and the tokens")
-    assert noisy in ("confirmed in part", "not confirmed")
+    assert noisy in ("inconclusive", "confirmed in part"), "the runs are short"

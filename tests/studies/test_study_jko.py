@@ -22,7 +22,7 @@ def test_metric_study_writes_its_files_and_numbers_that_fit_the_theory(run_study
     assert (table["pair_lower"] <= table["pair_wb"]).all()
     assert (table["pair_wb"] <= table["pair_upper"]).all()
     assert all(one["verdict"] in VERDICTS for one in found)
-    assert "0 violations in 6 pairs" in found[2]["found"] and found[2]["verdict"] == "confirmed"
+    assert "0 violations in 6 pairs" in found[2]["found"] and found[2]["verdict"] == "consistent"
 
 
 def test_jko_study_finds_first_order_and_the_flow_that_is_followed(run_study, request):
@@ -38,7 +38,7 @@ def test_jko_study_finds_first_order_and_the_flow_that_is_followed(run_study, re
     assert float(table["inequality_gap"].min()) > 0
     assert float(abs(table["identity_gap"]).max()) < 1e-8
     assert np.isnan(table["between"].sel(case="W_b, one head")).all()
-    assert done.verdicts("first order").count("confirmed") >= 3
+    assert done.verdicts("first order").count("consistent") >= 3
     assert "not confirmed" in done.verdicts("softmax")
     request.getfixturevalue("sketched")
     assert run_study("jko", *JKO, "--resume").findings == done.findings

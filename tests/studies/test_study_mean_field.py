@@ -81,7 +81,7 @@ def test_study_of_many_tokens_compares_every_n_with_the_limit(run_study):
     flags += ["--t-final", "0.2", "--dt", "0.1", "--heads", "2", "--threads", "1"]
     done = run_study("mean_field_large", *flags)
     with (
-        wflow.open(done.out / "n0000200.h5") as run,
+        wflow.open(done.out / "n=200.h5") as run,
         wflow.open(done.out / "reference.h5") as limit,
     ):
         x, y = (ds["tokens"].isel(snapshot_path=-1, snapshot=-1).values for ds in (run, limit))

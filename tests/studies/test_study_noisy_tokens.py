@@ -20,7 +20,7 @@ def test_study_finds_order_below_the_critical_diffusion_only(
     verdicts = [finding["verdict"] for finding in summary["findings"]]
     assert verdicts[0] == "confirmed" and verdicts[1] != "not confirmed"
     assert "critical kappa 0.5373" in capsys.readouterr().out
-    with wflow.open(tmp_path / "ratio_0.4_from_uniform.h5") as run:
+    with wflow.open(tmp_path / "start=uniform,ratio=0.4.h5") as run:
         order = np.linalg.norm(run["tokens"].values[:, -1].mean(axis=1), axis=1)
     assert np.all(order > 0.7)
     for name in ("order.png", "energy_balance.pdf", "summary.h5", "summary.md"):

@@ -14,8 +14,8 @@ SMALL = ["--preset", "smoke", "--n", "20", "--betas", "1", "3", "--threads", "1"
 def test_the_study_finds_where_the_transition_jumps(run_study, sketched_study) -> None:
     done = run_study("phase_transition", *SMALL)
     table, findings = done.table, done.findings
-    assert findings[1]["found"] == "softmax: no folds; unnormalised: folds for beta = 3"
-    assert "for beta = 1, 3:" in findings[2]["prediction"]
+    assert findings[1]["found"] == "softmax: no folds; unnormalised: folds for $\\beta = 3$"
+    assert r"for $\beta = 1, 3$:" in findings[2]["prediction"]
     # Twenty tokens do not resolve their critical diffusion, nor do 42 cells; a jump they show.
     assert done.verdicts()[1:] == [
         "confirmed", "confirmed", "inconclusive", "confirmed in part", "confirmed",

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import pytest
 
@@ -98,3 +99,32 @@ def test_a_value_that_the_type_of_a_flag_does_not_take_is_refused(monkeypatch, w
     with pytest.raises(InputError, match=words.split()[0]):
         read(monkeypatch, *words.split(), kind=Typed)
     assert read(monkeypatch, "--betas", "3", "--heads", "4", "2", kind=Typed).heads == (4, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sized(study.StudyFlags):
+    """Flags with presets."""
+
+    presets: ClassVar = {"small": {"n": 5, "heads": (1, 2)}, "large": {"exact": True}}
+    durations: ClassVar = {"small": "seconds"}
+    preset: Literal["small", "large"] = "large"
+    exact: study.Switch = False
+    """Of the study."""
+    output: str = "text"
+    """A flag with the name of a box."""
+
+
+def test_help_says_what_presets_stand_for_and_shows_the_flags_of_the_study_first(
+    monkeypatch, capsys
+):
+    with pytest.raises(SystemExit):
+        read(monkeypatch, "--help", kind=Sized)
+    said = capsys.readouterr().out
+    assert "small: seconds\n        --n 5 --heads 1 2\n" in said
+    assert "large\n        --heads 64 --exact\n" in said
+    words = ("--preset {", "Of the study.", "run options", "--flow ", "output options",
+             "--save.every", "machine options", "--workers", "--compute.batch")  # fmt: skip
+    places = [said.index(word) for word in words]
+    assert places == sorted(places)
+    given = read(monkeypatch, "--output", "x", "--out", "y", kind=Sized)
+    assert (given.output, str(given.out)) == ("x", "y")

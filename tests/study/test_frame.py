@@ -99,11 +99,13 @@ def test_resume_keeps_finished_runs_and_drops_stale_figures(tmp_path) -> None:
 def test_resume_refuses_runs_of_other_flags_before_it_computes(tmp_path) -> None:
     with study.session("trial", flags(tmp_path)) as session:
         session.solve(runs(1.0))
-    with (
-        pytest.raises(InputError, match="differs in --dt"),
-        study.session("trial", flags(tmp_path, resume=True)) as session,
-    ):
-        session.solve(runs(0.5, 1.0, dt=0.05))
+    shorter = {name: task | {"t_final": 0.1} for name, task in runs(0.5, 1.0).items()}
+    for said, tasks in {"--dt": runs(0.5, 1.0, dt=0.05), "--t-final": shorter}.items():
+        with (
+            pytest.raises(InputError, match=f"differs in {said}"),
+            study.session("trial", flags(tmp_path, resume=True)) as session,
+        ):
+            session.solve(tasks)
     assert not (tmp_path / "scale_0.5.h5").exists()
 
 
@@ -375,4 +377,4 @@ def test_a_preset_is_the_default_of_other_flags(words, sizes, arcs, monkeypatch)
 
 
 def test_a_mean_is_shown_with_its_standard_error() -> None:
-    assert study.mean_text([1.0, 2.0, 3.0], ".2f", ".2f") == "2.00 ± 0.58"
+    assert study.mean_text([1.0, 2.0, 3.0]) == "2.0 ± 0.6"

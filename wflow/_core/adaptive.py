@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.checks import SchemeName, check_choice, positive
+from wflow._core.checks import SchemeName, check_choice, made_of, positive
 from wflow._core.errors import InputError
+from wflow._core.reprs import ShortRepr
 from wflow._core.tableaux import TABLEAUX, Tableau
 
 Sizes = NDArray[np.float64]
@@ -24,8 +25,8 @@ Sizes = NDArray[np.float64]
 # ------------
 
 
-@dataclass(frozen=True)
-class Dopri5:
+@dataclass(frozen=True, repr=False)
+class Dopri5(ShortRepr):
     r"""Steps of the Dormand-Prince pair 5(4), their lengths chosen by the estimated error.
 
     Parameters
@@ -185,15 +186,11 @@ def scheme_from_config(stored: Any) -> Any:
     """
     if not isinstance(stored, Mapping):
         return stored
+    if "nodes" in stored:
+        return made_of(Tableau, stored, "scheme")
     settings = dict(stored)
-    name = settings.get("name")
-    try:
-        if "nodes" in settings:
-            return Tableau(**settings)
-        check_choice("scheme", settings.pop("name", None), [Dopri5.tableau.name])
-        return Dopri5(**settings)
-    except TypeError as error:
-        raise InputError(f"the scheme {name!r} cannot be made from its settings: {error}") from None
+    check_choice("scheme.name", settings.pop("name", None), [Dopri5.tableau.name])
+    return made_of(Dopri5, settings, "scheme")
 
 
 # Lengths of steps

@@ -1,5 +1,6 @@
 """Argument checks shared by all packages, with one rule and one wording for each kind."""
 
+import inspect
 import math
 import numbers
 import operator
@@ -222,7 +223,7 @@ def _real(value: Any, name: str) -> float:
     """
     try:
         if getattr(value, "shape", None) == () and not _has_mask(value):
-            value = np.asarray(value)[()]
+            value = np.asarray(on_host(value))[()]
         # A time span counts as an integer, and decimals as no number.
         real = isinstance(value, numbers.Real | Decimal)
         if not real or isinstance(value, bool | np.timedelta64):
@@ -233,6 +234,15 @@ def _real(value: Any, name: str) -> float:
         return math.inf
     except Exception:  # whatever the object given does when it is asked for a number
         raise InputError(f"{name} is {shown(value)}: expected a number") from None
+
+
+def on_host(values: Any) -> Any:
+    """Return a tensor of torch that lies on a device in the memory of the host; others as they are.
+
+    NumPy reads tensors of the host without a copy, and arrays of JAX from whatever device.
+    """
+    device = getattr(getattr(values, "device", None), "type", "cpu")
+    return values if device == "cpu" else values.cpu()
 
 
 def switch(value: Any, name: str) -> bool:
@@ -273,6 +283,7 @@ def reals(
     """
     expected = f"{name} must be an array of real numbers"
     try:
+        values = on_host(values)
         if _has_mask(values):
             raise TypeError("it has masked entries; fill or remove them first")
         if str(getattr(values, "dtype", "")).endswith("bfloat16"):
@@ -471,6 +482,29 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> None:
     """Raise InputError unless `value` is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"{name} is {shown(value)}: expected one of {', '.join(choices)}")
+
+
+def made_of(kind: Callable[..., T], settings: Mapping[str, Any], what: str) -> T:
+    """Call a function or class with settings by name.
+
+    Raises
+    ------
+    InputError
+        For settings that it does not have, or that it needs; `what` names their table.
+    """
+    known = inspect.signature(kind).parameters.values()
+    named = [each for each in known if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    names = [each.name for each in named]
+    for name in settings:
+        if name not in names and len(named) == len(known):
+            hint = did_you_mean(name, names)
+            hint = hint or (f": expected {', '.join(names)}" if names else ": it has none")
+            raise InputError(f"there is no setting {what}.{name}{hint}")
+    missing = [each.name for each in named if each.default is each.empty]
+    missing = [name for name in missing if name not in settings]
+    if missing:
+        raise InputError(f"{what} lacks {', '.join(missing)}: give {what}.{missing[0]}")
+    return kind(**settings)
 
 
 def path_of(value: Any, name: str) -> Path:

@@ -42,6 +42,15 @@ Folder = Annotated[Path, _path("DIR", "the name of a folder, such as results/stu
 RunFile = Annotated[Path, _path("FILE", "the name of a run file, such as results/run.h5")]
 """Type of an argument that names a run file; an empty name is refused."""
 
+ConfigFile = Annotated[Path, _path("FILE", "the name of a configuration, such as config.toml")]
+"""Type of an argument that names a configuration; an empty name is refused."""
+
+NewRun = Annotated[Path, _path("FILE.h5", "the name of a run file to write, such as run.h5")]
+"""Type of a flag that names a run file to write; an empty name is refused."""
+
+Drawing = Annotated[Path, _path("FILE.png", "the name of a figure to write, such as figure.png")]
+"""Type of a flag that names a figure to write; an empty name is refused."""
+
 RunOrFolder = Annotated[Path, _path("FILE|DIR", "the name of a run file or of a study's folder")]
 """Type of an argument that names a run file or the folder of a study; an empty name is refused."""
 

@@ -1,4 +1,4 @@
-"""Exceptions of wflow: errors, derived from `WflowError`, and `Interrupted`, which is no error."""
+"""Errors of wflow, derived from `WflowError`, its warnings, and `Interrupted`, which is neither."""
 
 import logging
 import signal
@@ -104,6 +104,43 @@ class BlowUpError(WflowError, ArithmeticError):
         return partial(type(self), self.args[0], **details), ()
 
 
+class WflowWarning(UserWarning):
+    """Base of every warning that wflow gives.
+
+    It names the line of the caller, and is shown once per line, as Python does by default.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> issubclass(wflow.AccuracyWarning, wflow.WflowWarning)
+    True
+    """
+
+
+class AccuracyWarning(WflowWarning, RuntimeWarning):
+    """A result that is less accurate or of less use than asked for; the message says why.
+
+    It is a `RuntimeWarning` as well, the category of NumPy for its arithmetic.
+
+    Examples
+    --------
+    >>> import warnings, numpy as np, wflow
+    >>> with warnings.catch_warnings():
+    ...     warnings.filterwarnings("ignore", category=wflow.AccuracyWarning)
+    ...     energy = wflow.energy(wflow.tokens.uniform(n=4, d=3), [800 * np.eye(3)])
+    """
+
+
+class CacheWarning(WflowWarning):
+    """A cache that cannot be read or written: results are the same and take longer.
+
+    Examples
+    --------
+    >>> import warnings, wflow
+    >>> warnings.filterwarnings("ignore", category=wflow.CacheWarning)
+    """
+
+
 class Interrupted(KeyboardInterrupt):
     """SIGINT or SIGTERM ended a run after a whole step; what was recorded can be resumed.
 
@@ -163,12 +200,17 @@ class _LastWords:
         raise SystemExit(status)
 
 
-def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Warn at the line of the user that called wflow, however deep the call is."""
-    import inspect
+_INNER = ("wflow", "numba", "torch")  # packages whose frames lie between a warning and its user
+
+
+def warn(text: str, category: type[WflowWarning]) -> None:
+    """Warn at the line of the user that called wflow, however deep the call is.
+
+    Every warning of the package is given here.
+    """
     import warnings
 
-    frame, level = inspect.currentframe(), 1
-    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("wflow", "numba"):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, category, stacklevel=level)
+    frame, level = sys._getframe(), 1
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+        frame, level = frame.f_back, level + 1  # type: ignore[assignment]
+    warnings.warn(printable(text, lines=False), category, stacklevel=level)

@@ -64,7 +64,10 @@ def open_hdf5(path: Path) -> Iterator["h5py.File"]:
     except FileNotFoundError:
         raise RunFileError(f"{path} does not exist; give the path of a run file") from None
     except (PermissionError, IsADirectoryError) as error:
-        raise RunFileError(f"{path} cannot be read: {error.strerror}; give a run file") from None
+        hint = "give a run file"
+        if isinstance(error, IsADirectoryError) and (files := sorted(Path(path).glob("*.h5"))):
+            hint = f"it holds {len(files)}, such as {files[0]}: give one of them"
+        raise RunFileError(f"{path} cannot be read: {error.strerror}; {hint}") from None
     except BROKEN as error:
         raise RunFileError(_diagnosis(path, error)) from None
 

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Generic, Self, TypeGuard, TypeVar
 
-from wflow._core.checks import shown
-from wflow._core.errors import InputError, warn
+from wflow._core.checks import did_you_mean, made_of, shown
+from wflow._core.errors import InputError, WflowWarning, warn
 from wflow._core.fingerprint import NotComparable, fingerprint, of_bytecode, why_different
-from wflow._core.printable import printable
-from wflow._core.reprs import call_text
+from wflow._core.reprs import Shown, value_text
 
 # Parts of the configuration of a run that may be custom.
 _NAMED = ("law", "flow", "metric", "grad", "prior")
@@ -23,7 +22,7 @@ _IDENTITY = {"name", "jumps", "fingerprint", "not_comparable"}
 _FUNCTIONS = "its Python functions and classes"
 
 
-class Described:
+class Described(Shown):
     """An object that says its parameters, from which a run file makes it again."""
 
     def to_config(self) -> dict[str, Any]:
@@ -52,8 +51,13 @@ class Described:
         -------
         Described
             An object of the class.
+
+        Raises
+        ------
+        InputError
+            For parameters that the class does not have, or lacks.
         """
-        return cls(**config)
+        return made_of(cls, config, cls.__name__)
 
     @classmethod
     def missing_in(cls, config: Mapping[str, Any]) -> str:
@@ -73,14 +77,12 @@ class Described:
             return "its matrices, of which a run file holds a SHA-256 digest"
         return ""
 
-    def __repr__(self) -> str:
-        name = type(self).__name__
-        try:
-            settings = dict(self.to_config())
-            unset = [key for key, value in settings.items() if value is None or value is False]
-            return call_text(name, {key: settings[key] for key in settings if key not in unset})
-        except Exception:  # of a class of the user, or of an object that is not made yet
-            return f"{name}(...)"
+    def _parameter_texts(self) -> Mapping[str, str]:
+        settings = dict(self.to_config())
+        if "sha256" in settings:
+            settings["sha256"] = settings["sha256"][:8]
+        unset = [key for key, value in settings.items() if value is None or value is False]
+        return {key: value_text(settings[key]) for key in settings if key not in unset}
 
 
 _T = TypeVar("_T", bound=Described)
@@ -185,17 +187,19 @@ class Registry(Generic[_T]):
         """
         if not isinstance(config, dict):
             raise InputError(
-                f"config is {shown(config)}: expected what {self.kind}_config returns for a "
-                f"{self.kind}"
+                f"{self.kind} is {shown(config)}: expected its name, or what {self.kind}_config "
+                "returns"
             )
         name, custom = config.get("name"), is_custom_config(config)
         cls = self.classes.get(name) if isinstance(name, str) else None
         if cls is not None and custom and self._is_of_wflow(cls):
             cls = None  # a custom class with the name of one of wflow
         if cls is None and not custom and "sha256" not in config:
+            known = [each for each in self.classes if each != self.base.__name__]
+            hint = did_you_mean(str(name), known) or f": expected one of {', '.join(known)}"
             raise InputError(
-                f"no {self.noun} is registered as {name!r}: import the module that registers it, "
-                f"{self._remedy}"
+                f"no {self.noun} is registered as {shown(name)}{hint} (of your own, import the "
+                f"module that registers it, {self._remedy})"
             )
         missing = (cls or self.base).missing_in(config)
         if not missing and cls in (None, self.base):
@@ -267,8 +271,7 @@ def warn_not_comparable(config: Mapping[str, Any]) -> None:
     """
     _, reason = _not_comparable(config)
     if reason:
-        text = f"this run cannot be resumed because {reason}"
-        warn(printable(text, lines=False), UserWarning)
+        warn(f"this run cannot be resumed because {reason}", WflowWarning)
 
 
 def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -286,7 +289,7 @@ def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> No
             warn(
                 f"the {kind} changed itself while it ran (its fingerprint differs): resume or "
                 "run again with a new instance of it",
-                UserWarning,
+                WflowWarning,
             )
 
 

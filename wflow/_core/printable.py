@@ -41,6 +41,33 @@ def printable(text: str, *, lines: bool = True) -> str:
     return pattern.sub(_escape, decoded(text))
 
 
+_SIGNS = {
+    "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "varepsilon": "ε", "kappa": "κ",
+    "lambda": "λ", "mu": "μ", "nu": "ν", "omega": "ω", "pi": "π", "rho": "ρ", "sigma": "σ",
+    "tau": "τ", "phi": "φ", "psi": "ψ", "Delta": "Δ", "infty": "∞", "int": "∫", "sum": "Σ",
+    "partial": "∂", "nabla": "∇", "sqrt": "√", "le": "≤", "ge": "≥", "ne": "≠", "to": "→",
+    "approx": "≈", "sim": "~", "times": "×", "cdot": "·", "pm": "±", "lvert": "|", "rvert": "|",
+    "langle": "⟨", "rangle": "⟩", "quad": " ",
+}  # fmt: skip
+
+
+def without_latex(text: str) -> str:
+    r"""Write formulas between dollars as a terminal shows them.
+
+    Examples
+    --------
+    >>> from wflow._core.printable import without_latex
+    >>> without_latex(r"slope $-1/2$ for $\beta \ge 4$, $G^2$ like $H^{-1}$")
+    'slope -1/2 for β ≥ 4, G^2 like H^-1'
+    """
+
+    def one(found: re.Match[str]) -> str:
+        signs = re.sub(r"\\([a-zA-Z]+)", lambda name: _SIGNS.get(name[1], name[1]), found[1])
+        return re.sub(r"\\[,;!]|[{}]", "", signs).replace("\\ ", " ")
+
+    return re.sub(r"\$([^$\n]+)\$", one, text)
+
+
 def decoded(text: str) -> str:
     """Decode the undecoded bytes of a text, if they are UTF-8."""
     try:

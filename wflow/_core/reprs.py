@@ -1,9 +1,11 @@
-"""Short reprs: one line, that can be evaluated where that is possible, with large arrays named.
+"""Short reprs, as text and as HTML: evaluable where that is possible, with large arrays named.
 
-An array of more than nine numbers is shown by its shape, as `array(64, 3, 3)`.
+An array of more than nine numbers is shown by its shape, as `array(64, 3, 3)`, a multiple of the
+identity as `2 I₃`.
 """
 
 import dataclasses
+import html
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,26 +15,8 @@ import numpy as np
 from wflow._core.printable import printable
 
 _ENTRIES = 9  # numbers of an array that are written out
+_SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 _TEXT = 72  # characters of a text, or of an object of the user
-
-
-def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """Write a call as a text: `Name(a=1.0, b=array(64, 3, 3))`.
-
-    Parameters
-    ----------
-    name : str
-        Class or function.
-    arguments : mapping
-        Names to values.
-
-    Returns
-    -------
-    str
-        One line.
-    """
-    inner = ", ".join(f"{key}={value_text(value)}" for key, value in arguments.items())
-    return f"{name}({inner})"
 
 
 def value_text(value: Any, digits: int | None = None) -> str:
@@ -54,8 +38,12 @@ def value_text(value: Any, digits: int | None = None) -> str:
         value = value.item()
     if isinstance(value, float) and digits is not None:
         return f"{value:.{digits}g}"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e6:
+        return str(int(value))
     if isinstance(value, np.ndarray) or _is_table(value):
         array = np.asarray(value)
+        if multiple := _identity_text(array, digits):
+            return multiple
         if array.size > _ENTRIES:
             return f"array{array.shape}".replace(",)", ")")
         plain = value.tolist() if isinstance(value, np.ndarray) else value
@@ -70,6 +58,17 @@ def value_text(value: Any, digits: int | None = None) -> str:
         return f"<{type(value).__name__}>"
     text = printable(text)
     return text if len(text) <= _TEXT else f"{text[: _TEXT - 3]}..."
+
+
+def _identity_text(array: np.ndarray, digits: int | None) -> str:
+    """Write a multiple of the identity, as `I₃` or `2 I₃`; "" for another array."""
+    if array.ndim != 2 or len(array) != array.shape[1] or len(array) < 2:
+        return ""
+    factor = array.flat[0]
+    if not factor or not np.array_equal(array, factor * np.eye(len(array))):
+        return ""
+    times = "" if factor == 1 else f"{value_text(factor, digits)} "
+    return f"{times}I{str(len(array)).translate(_SUBSCRIPTS)}"
 
 
 def _is_table(value: Any) -> bool:
@@ -92,24 +91,55 @@ def _listed(values: Any, digits: int | None) -> str:
     return f"({inner},)" if len(values) == 1 else f"({inner})"
 
 
-class ShortRepr:
+class Shown:
+    """Mixin of objects that show parameters: a call as a text, and a small table in a notebook."""
+
+    _shown: ClassVar[tuple[str, ...]] = ()  # the only parameters that are shown; all by default
+
+    def _title(self) -> str:
+        return type(self).__name__
+
+    def _parameter_texts(self) -> Mapping[str, str]:
+        """Return the parameters that are shown, by name, written out."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        try:
+            inner = ", ".join(f"{name}={text}" for name, text in self._parameter_texts().items())
+        except Exception:  # of a class of the user, or of an object that is not made yet
+            return f"{self._title()}(...)"
+        return f"{self._title()}({inner}{', ...' if self._shown else ''})"
+
+    def _repr_html_(self) -> str:
+        try:
+            texts = self._parameter_texts()
+        except Exception:
+            return f"<code>{html.escape(repr(self))}</code>"
+        left = 'style="text-align: left"'
+        rows = "".join(
+            f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(text)}</td></tr>"
+            for name, text in texts.items()
+        )
+        head = f'<tr><th colspan="2" {left}>{html.escape(self._title())}</th></tr>'
+        return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+
+
+class ShortRepr(Shown):
     """Mixin of dataclasses, made with `repr=False`, whose repr is one short line.
 
     Fields that have their default, and those made with `field(repr=False)`, are left out.
     """
 
-    _shown: ClassVar[tuple[str, ...]] = ()  # fields of the repr; all where there are none
     _digits: ClassVar[int | None] = None  # significant digits of floats
 
-    def __repr__(self) -> str:
-        parts = []
+    def _parameter_texts(self) -> Mapping[str, str]:
+        texts = {}
         for each in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, each.name)
             hidden = bool(self._shown) and each.name not in self._shown
             if each.repr and not hidden and not _same(value, each.default):
-                parts.append(f"{each.name}={value_text(value, self._digits)}")
-        more = ", ..." if self._shown else ""
-        return f"{type(self).__name__}({', '.join(parts)}{more})"
+                texts[each.name] = value_text(value, self._digits)
+        return texts
 
 
 class ShortResult(ShortRepr):

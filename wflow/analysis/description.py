@@ -151,11 +151,7 @@ def _numbers(ds: "Dataset") -> list[tuple[str, str]]:
         ]
         lines += [
             (f"{name}(T)", mean_and_spread(ds[name][:, -1].values))
-            for name in (
-                "edi_residual",
-                "edi_residual_upper_gradient",
-                "edi_residual_stratonovich",
-            )
+            for name in ("edi_residual", "edi_residual_upper_gradient")
             if name in ds
         ]
     for name in ("upper_gradient_sq", "speed_sq"):

@@ -550,7 +550,7 @@ def _half_exp(log: float, factor: float = 1.0) -> float:
 def _reported(value: float, beta: float) -> float:
     """Return a result of this module, with a warning where it is infinite."""
     if math.isinf(value):
-        warn_overflow("the energy", beta, value=value, stacklevel=4, closed=True)
+        warn_overflow("the energy", beta, value=value, closed=True)
     return value
 
 

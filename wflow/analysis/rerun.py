@@ -101,26 +101,7 @@ def rerun(
     digests.check(path, _INITIAL, "restore it from a copy")
     with open_run(path) as ds:
         config = json.loads(ds.attrs["config"])
-        if "sampler" in config:
-            raise RunFileError(
-                f"{path} is a run of wflow.sampling.{config['sampler']}: call that with its "
-                "initial_tokens and the settings in its attribute config"
-            )
-        if is_movement(config):
-            raise RunFileError(
-                f"{path} is a run of wflow.jko.minimizing_movements: call that with its first "
-                "tokens, its initial_heads and the settings in its attribute config"
-            )
-        densities = "mesh" in config
-        needed = ("density" if densities else "x0", "law", "heads", "t_final", "dt")
-        known = inspect.signature(equation.solve if densities else problem_of).parameters.keys()
-        missing = [key for key in needed if key not in config]
-        unknown = sorted(config.keys() - known - ({"steps"} if densities else set()))
-        if missing or unknown:
-            said = f"lacks {', '.join(missing)}" if missing else f"holds {', '.join(unknown)}"
-            raise RunFileError(
-                f"{path} cannot be run again: its configuration {said}; give a whole run"
-            )
+        densities = of_equation(path, config)
         own = {"mesh": changes["mesh"]} if densities and "mesh" in changes else {}
         arguments = stored_arguments(ds, law, changes.get("flow"), **own)
         former = ds.attrs.get("history")
@@ -134,6 +115,37 @@ def rerun(
         problem = _equation_of(config, arguments, changes)
         return run(problem, out, **how, history=history)
     return solver.solve_problem(problem_of(**(arguments | changes)), out, **how, history=history)
+
+
+def of_equation(path: Path, config: Mapping[str, Any]) -> bool:
+    """Return whether a run is of `wflow.meanfield.solve`, and not of `wflow.solve`.
+
+    Raises
+    ------
+    RunFileError
+        For a run of another solver, and a part of a run.
+    """
+    if "sampler" in config:
+        raise RunFileError(
+            f"{path} is a run of wflow.sampling.{config['sampler']}: call that with its "
+            "initial_tokens and the settings in its attribute config"
+        )
+    if is_movement(config):
+        raise RunFileError(
+            f"{path} is a run of wflow.jko.minimizing_movements: call that with its first "
+            "tokens, its initial_heads and the settings in its attribute config"
+        )
+    densities = "mesh" in config
+    needed = ("density" if densities else "x0", "law", "heads", "t_final", "dt")
+    known = inspect.signature(equation.solve if densities else problem_of).parameters.keys()
+    missing = [key for key in needed if key not in config]
+    unknown = sorted(config.keys() - known - ({"steps"} if densities else set()))
+    if missing or unknown:
+        said = f"lacks {', '.join(missing)}" if missing else f"holds {', '.join(unknown)}"
+        raise RunFileError(
+            f"{path} cannot be run again: its configuration {said}; give a whole run"
+        )
+    return densities
 
 
 def stored_arguments(

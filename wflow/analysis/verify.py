@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from wflow._core.adaptive import as_scheme, scheme_from_config
 from wflow._core.checks import MetricName, path_of, positive, switch
-from wflow._core.errors import InputError, RunFileError, WflowError
+from wflow._core.errors import InputError, WflowError
 from wflow._core.files import open_hdf5
 from wflow._core.identity import is_custom_config
 from wflow._core.printable import printable
@@ -32,7 +32,7 @@ from wflow.meanfield.spectral import Modes, Spectral
 from wflow.meanfield.volumes import Volumes
 from wflow.particles.problem import array_config
 from wflow.runs import digests
-from wflow.runs.read import check_variables, open_run, parse_config, read_attrs
+from wflow.runs.read import check_variables, config_of, open_run, read_attrs
 from wflow.runs.schema import (
     BUDGET_RATES,
     BUDGET_RUNNING,
@@ -358,19 +358,17 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
     if not known.any():
         return Check(name, None, note="no path has a finite balance at the last time")
     terms = {name: values[known] for name, values in terms.items()}
-    moved = [terms["energy"], terms["work_weights"] + terms["work_ito"], terms["dissipated"]]
-    moved += [terms["work_diffusion"]] if extra else []
-    turnover = float(sum(np.abs(values).mean() for values in moved))
+    turnover = float(turned_over(ds)[known].mean())
     residual = terms["edi_residual"]
     count = residual.size
     mean, deviation = (float(value) for value in mean_and_error(residual))
     noise = _noise(ds, config, known)
     limit = tolerance * turnover + 3 * float(np.fmax(deviation, noise))
-    note = f"|mean of edi_residual at T| over {count} paths; limit = {tolerance:g} x turnover "
-    note += f"{turnover:.3g} + 3 x the larger of standard error {deviation:.2g} and "
-    if count == 1:
-        note = f"|edi_residual at T|, one path; limit = {tolerance:g} x turnover {turnover:.3g} "
-        note += "+ 3 x "
+    note = f"|mean of edi_residual at T| over {count} paths" if count > 1 else "|edi_residual at T|"
+    share = 100 * abs(mean) / turnover if turnover else 0.0
+    note += f": {share:.2g} % of the turnover {turnover:.3g} of the terms, of which "
+    note += f"{100 * tolerance:g} % passes (--tolerance), and 3 x "
+    note += f"the larger of standard error {deviation:.2g} and " if count > 1 else ""
     note += f"noise of the steps {noise:.2g}, which falls like dt"
     if "cell" in ds.sizes:
         note += "; it has the errors of cells and steps, which finer ones lower"
@@ -379,6 +377,14 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
     if count < known.size:
         note += f"; {known.size - count} paths without a finite balance left out"
     return below(name, abs(mean), limit, note)
+
+
+def turned_over(ds: "Dataset") -> Array:
+    """Return the energy that each path of a run with a budget turned over, (paths,)."""
+    last = ds.isel(time=-1)
+    moved = [last["energy"] - ds["energy"].isel(time=0), last["work_weights"] + last["work_ito"]]
+    moved += [last[name] for name in ("dissipated", "work_diffusion") if name in ds]
+    return np.asarray(sum(np.abs(values.values) for values in moved))
 
 
 def _noise(ds: "Dataset", config: dict[str, Any], known: NDArray[np.bool_]) -> float:
@@ -584,17 +590,7 @@ def _in_memory(ds: "Dataset", tolerance: float) -> Report:
     """Return the report of a Dataset."""
     source = ds.encoding.get("source")
     name = Path(source).name if source else ""
-    try:
-        config = parse_config(ds.attrs["config"], name or "the run")
-        int(ds.attrs["complete"])
-    except (RunFileError, KeyError, TypeError, ValueError):
-        config = {}
-    axes = "time" in ds.sizes and ("path" in ds.sizes or is_movement(config))
-    if not (config and axes):
-        raise InputError(
-            "path is a Dataset that is no run: expected a run file, or the Dataset of wflow.solve "
-            "or wflow.open with its attributes (arithmetic on a Dataset drops them)"
-        )
+    config = config_of(ds, "path")
     note = "a Dataset has no digests: they are in run files (wflow.solve with out=FILE)"
     if name:
         note = f"a Dataset has no digests: verify the file {name} to compare them"

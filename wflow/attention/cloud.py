@@ -8,18 +8,18 @@ docs/theory/fast_sums.md) linear in n. Memory: the result.
 from __future__ import annotations
 
 import math
-import warnings
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import Direction, FlowName, Method, check_choice, reals
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, WflowWarning, warn
 from wflow.attention.flows import Flow, as_flow, evaluate
 from wflow.attention.pairs import log_harmonic_mean
 from wflow.heads.laws import QKV
 from wflow.heads.matrices import as_matrices, check_scores, is_symmetric
 from wflow.kernels.evaluate import DIRECTIONS, Evaluation, Sums, head_sums
+from wflow.sphere.geometry import as_tokens
 
 
 def as_unit_tokens(x: ArrayLike, name: str = "x") -> NDArray[np.floating]:
@@ -47,6 +47,26 @@ def as_unit_tokens(x: ArrayLike, name: str = "x") -> NDArray[np.floating]:
         raise InputError(
             f"token {worst} of {name} is {away[worst]:.3g} away from the unit sphere; normalise "
             "with wflow.sphere.as_tokens"
+        )
+    return tokens
+
+
+def on_sphere(x: ArrayLike, name: str = "x0") -> NDArray[np.float64]:
+    """Put tokens (..., n, d) on the sphere as `as_tokens` does, and warn where they were not there.
+
+    Functions of one cloud refuse such tokens; where tokens only start, directions can be meant.
+    """
+    given = reals(x, name, finite=False)
+    tokens = as_tokens(given, name)
+    half = str(getattr(x, "dtype", "")).endswith("float16")  # whose rounding is 1e-3
+    with np.errstate(over="ignore"):
+        away = np.abs(np.sqrt(np.einsum("...k,...k->...", given, given)) - 1)
+    if (far := away > (8e-3 if half else 1e-6)).any():
+        warn(
+            f"{name}: {far.sum()} of {far.size} tokens are up to {away.max():.3g} away from the "
+            "unit sphere, and only their directions are used; where that is meant, give "
+            "wflow.sphere.as_tokens of them",
+            WflowWarning,
         )
     return tokens
 
@@ -93,9 +113,7 @@ def _evaluate_one(
     )
 
 
-def warn_overflow(
-    where: str, beta: float, value: float = np.inf, stacklevel: int = 3, *, closed: bool = False
-) -> None:
+def warn_overflow(where: str, beta: float, value: float = np.inf, *, closed: bool = False) -> None:
     """Warn that a value left the range of floats, and report how large the scores are.
 
     Parameters
@@ -103,7 +121,6 @@ def warn_overflow(
     where : the value
     beta : largest score
     value : what is reported
-    stacklevel : of the warning
     closed : whether it is a closed form, and not of tokens that a flow moves
     """
     text = (
@@ -112,7 +129,7 @@ def warn_overflow(
     )
     if not closed:
         text += ", in single precision at 88; velocities of softmax attention stay right"
-    warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
+    warn(text, AccuracyWarning)
 
 
 LARGEST_LOG = math.log(np.finfo(np.float64).max)
@@ -136,7 +153,7 @@ def _term(
     terms = _evaluate_one(x, D, flow, direction, method, tolerance).terms
     value = float(terms[name][0])
     if not np.isfinite(value):
-        warn_overflow(name, float(terms["max_score"][0]), stacklevel=4)
+        warn_overflow(name, float(terms["max_score"][0]))
     return value
 
 
@@ -467,7 +484,7 @@ def _exp_in_range(log: NDArray[np.floating], beta: float, where: str) -> NDArray
     with np.errstate(over="ignore"):
         value = np.exp(log)
     if np.any(np.isinf(value)):
-        warn_overflow(where, beta, stacklevel=4)
+        warn_overflow(where, beta)
     return value
 
 

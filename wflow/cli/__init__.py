@@ -1,5 +1,5 @@
-"""The command `wflow`: inspect, plot and verify run files. It may import every package and is
-imported by scripts alone. Start with `commands`.
+"""The command `wflow`: solve configurations; inspect, compare and verify run files. It may import
+every package and is imported by scripts alone. Start with `commands`.
 """
 
 from wflow.cli.commands import guarded, main, script

@@ -1,4 +1,4 @@
-"""The command `wflow`: inspect, plot, verify and report runs, run studies, prepare data."""
+"""The command `wflow`: solve, inspect, compare and report runs, run studies, prepare data."""
 
 import codecs
 import contextlib
@@ -8,18 +8,68 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import tyro
 
-from wflow._core.command_line import Folder, Page, RunFile, RunOrFolder, Texts, read_words, shown_as
+from wflow._core.command_line import (
+    ConfigFile,
+    Drawing,
+    Folder,
+    NewRun,
+    Page,
+    RunFile,
+    RunOrFolder,
+    Texts,
+    read_words,
+    shown_as,
+)
 from wflow._core.errors import InputError, Interrupted, WflowError, last_words
 from wflow._core.extras import install
 from wflow._core.printable import printable
 from wflow._core.signals import signals_as_errors
 from wflow._version import __version__
 from wflow.cli import studies
+
+_Switch = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class Solve:
+    """Compute the run of a configuration: the arguments of `wflow.solve` in a file."""
+
+    file: tyro.conf.Positional[ConfigFile]
+    """Configuration, .toml or .json; or a run file, which is run again."""
+    out: Annotated[NewRun | None, shown_as("FILE.h5", "beside the configuration, by its name")] = (
+        None
+    )
+    """Run file to write."""
+    set: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]],
+        tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="(may be given several times)"),
+    ] = ()
+    """Change a value, such as dt=0.01, law.rate=2 or tokens=cloud.npy."""
+    resume: _Switch = False
+    """Continue an unfinished run, or extend a finished one."""
+    overwrite: _Switch = False
+    """Replace the run file."""
+
+    def __call__(self) -> int:
+        from wflow.cli.configuration import read
+        from wflow.particles.solver import solve_problem
+        from wflow.runs.read import final_of
+
+        if self.resume and self.overwrite:
+            raise InputError("--resume and --overwrite are both given: choose one of them")
+        problem, where = read(self.file, self.set)
+        out = self.out or where.get("out") or final_of(self.file).with_suffix(".h5")
+        exists: Any = where.get("if_exists", "error")
+        exists = "resume" if self.resume else "overwrite" if self.overwrite else exists
+        with solve_problem(problem, out, exists, where.get("progress", True)):
+            pass
+        return Info(Path(out))()
 
 
 @dataclass(frozen=True)
@@ -28,8 +78,15 @@ class Info:
 
     file: tyro.conf.Positional[RunFile]
     """Run file, or the .partial of an unfinished run."""
+    config: _Switch = False
+    """Print its configuration as TOML, which `wflow solve` reads."""
 
     def __call__(self) -> int:
+        if self.config:
+            from wflow.cli.configuration import configuration, toml
+
+            print(toml(configuration(self.file)), end="")
+            return 0
         from wflow.analysis.description import describe
         from wflow.runs.read import open_run
 
@@ -80,6 +137,38 @@ class Verify:
 
 
 @dataclass(frozen=True)
+class Compare:
+    """Compare two run files (exit status 0 for the same numbers, 1 for different ones)."""
+
+    first: Annotated[tyro.conf.Positional[RunFile], tyro.conf.arg(name="a")]
+    """Run file, or the .partial of an unfinished run."""
+    second: Annotated[tyro.conf.Positional[RunFile], tyro.conf.arg(name="b")]
+    """The other run file."""
+    tolerance: float = 0.0
+    """Largest relative difference that counts as none; with 0 only equal values are the same."""
+    figure: Annotated[Drawing | None, shown_as("FILE.png", "none")] = None
+    """Figure to draw, .png or .pdf: both runs, and W2 along time."""
+
+    def __call__(self) -> int:
+        from wflow.plots.comparison import compare
+        from wflow.plots.figure import draw
+        from wflow.runs.results import replace_files
+
+        drawn = self.figure
+        if drawn is not None and drawn.suffix not in (".png", ".pdf"):
+            raise InputError(f"--figure {drawn}: expected a name that ends in .png or .pdf")
+        if drawn is not None and not drawn.parent.is_dir():
+            raise InputError(f"--figure {drawn}: there is no folder {drawn.parent}")
+        found = compare(self.first, self.second, tolerance=self.tolerance)
+        print(found)
+        if drawn is not None:
+            write = partial(draw, found.plot(), drawn.suffix[1:])
+            replace_files(drawn.parent, {drawn.name: write})
+            print(_name(drawn))
+        return 0 if found.same else 1
+
+
+@dataclass(frozen=True)
 class ReportPage:
     """Write one page of HTML about a run or a study, which opens without network."""
 
@@ -90,12 +179,26 @@ class ReportPage:
     )
     """The page to write."""
     light: bool = False
-    """Write a static page, as a rule below 500 kB, in the place of the one with a player."""
+    """Write a static page, as a rule below 500 kB: RUN_light.html or report_light.html."""
 
     def __call__(self) -> int:
         from wflow.study.report import write
 
         print(_name(write(self.source, self.out, light=self.light)))
+        return 0
+
+
+@dataclass(frozen=True)
+class Cite:
+    """Print the papers that a run or a study relies on, as BibTeX, each with its reason."""
+
+    source: tyro.conf.Positional[RunOrFolder]
+    """Run file, the .partial of an unfinished run, or the folder of a study."""
+
+    def __call__(self) -> int:
+        from wflow.analysis.citations import cite
+
+        print(printable(cite(self.source).bibtex))
         return 0
 
 
@@ -134,13 +237,9 @@ class Data:
     """Folder with other byte pairs, encoder.json and vocab.bpe."""
     workers: Annotated[int | None, shown_as("INT", "one for each core")] = None
     """Processes that make tokens."""
-    resume: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="")] = (
-        False
-    )
+    resume: _Switch = False
     """Continue what an earlier call left in --out."""
-    overwrite: Annotated[
-        tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="")
-    ] = False
+    overwrite: _Switch = False
     """Replace the token files in --out."""
 
     def __call__(self) -> int:
@@ -177,14 +276,17 @@ class Data:
 
 
 Command = (
-    Annotated[Info, tyro.conf.subcommand("info")]
+    Annotated[Solve, tyro.conf.subcommand("solve")]
+    | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[ReportPage, tyro.conf.subcommand("report")]
+    | Annotated[Cite, tyro.conf.subcommand("cite")]
     | Annotated[Study, tyro.conf.subcommand("study")]
     | Annotated[Data, tyro.conf.subcommand("data")]
 )
-_NAMES = ("info", "plot", "verify", "report", "study", "data")
+_NAMES = ("solve", "info", "plot", "verify", "compare", "report", "cite", "study", "data")
 
 
 @dataclass(frozen=True)
@@ -192,9 +294,7 @@ class _Wflow:
     """Command line of `wflow`, as `tyro` reads it."""
 
     command: Command
-    version: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="")] = (
-        False
-    )
+    version: _Switch = False
     """Print the version and exit."""
 
 

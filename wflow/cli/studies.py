@@ -52,20 +52,34 @@ def names() -> list[str]:
     return list(scripts())
 
 
-def title(script: Path) -> str:
-    """Return the first line of the docstring of a study; the study is not run."""
-    source = script.read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+def _described(script: Path) -> tuple[str, str]:
+    """Return title and presets of a study, with their durations, from its text: nothing is run."""
+    module = ast.parse(script.read_text(encoding="utf-8"))
+    fields = {
+        ast.unparse(node.target): node.value
+        for node in ast.walk(module)
+        if isinstance(node, ast.AnnAssign)
+    }
+    durations = ast.literal_eval(fields.get("durations") or "{}")
+    presets = fields.get("presets")
+    if isinstance(presets, ast.Dict):
+        durations |= {ast.literal_eval(key): "" for key in presets.keys if key} | durations
+    taken = [": ".join(filter(None, preset)) for preset in durations.items()]
+    return (ast.get_docstring(module) or "").partition("\n")[0], "; ".join(taken)
 
 
 def listing() -> str:
-    """Return what `wflow study list` prints: for each folder its subject, and a line per study."""
+    """Return what `wflow study list` prints: folders with their studies, titles, and presets."""
     studies = scripts()
     width = max(map(len, studies))
     groups: dict[str, list[str]] = {group: [] for group in _SUBJECTS}
     for name, file in studies.items():
         group = str(file.parent.relative_to(folder()))
-        groups.setdefault(group, []).append(f"  {name:<{width}}  {title(file)}")
+        title, presets = _described(file)
+        lines = groups.setdefault(group, [])
+        lines.append(f"  {name:<{width}}  {title}")
+        if presets:
+            lines.append(f"  {'':<{width}}    --preset {presets}")
     filled = {group: lines for group, lines in groups.items() if lines}
     return "\n".join("\n".join([_SUBJECTS.get(g, g), *lines]) for g, lines in filled.items())
 
@@ -79,13 +93,16 @@ def check_name(name: str) -> None:
         That names the study that was probably meant.
     """
     every = "`wflow study list` names all"
+    if name == "list":
+        raise InputError("`wflow study list` takes no flags")
     if not name or name.startswith("-"):
         raise InputError(f"expected the name of a study before its flags: {every}")
     if name not in names():
         stem = Path(name).name.removesuffix(".py")  # of studies/ou_heads.py, too
         from wflow._core.checks import did_you_mean  # loads NumPy
 
-        hint = f"; did you mean {stem}?" if stem in names() else did_you_mean(stem, names())
+        known = ["list", *names()]
+        hint = f"; did you mean {stem}?" if stem in known else did_you_mean(stem, known)
         raise InputError(f"there is no study {name!r}{hint or f': {every}'}")
 
 

@@ -2,8 +2,9 @@
 
 `parts` computes some paths of a run into a file, and joins such files into the run; `dispatch` cuts
 runs into parts and has workers compute them; `client` starts or finds the workers and has
-`wflow.distributed.solve`. It imports the packages from `_core` to `particles`; `nets` and the
-packages after it may import it. Start with `client`.
+`wflow.distributed.solve`; `sweep` computes runs over a grid of arguments, here or by workers. It
+imports the packages from `_core` to `particles`, and `meanfield`; `nets` and the packages after it
+may import it. Start with `client`.
 """
 
 from wflow.distributed.client import solve

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from numpy.typing import ArrayLike
 
 from wflow._core.checks import check_choice, file_name, number, shown, switch, whole
-from wflow._core.errors import InputError
+from wflow._core.errors import BlowUpError, InputError
 from wflow._core.extras import install
 from wflow._core.processes import starting_processes
 from wflow._core.progress import progress
@@ -40,13 +40,27 @@ __all__ = ["solve"]
 # Runs of a study, in this process or by workers
 # ----------------------------------------------
 
-Pool = Callable[["list[Task]"], None]
+Failed = Callable[[Path, BlowUpError], None]
+"""Function of the file and the error of a run that failed; what it raises ends the others."""
+
+
+class Pool(Protocol):
+    """Function that computes a list of runs."""
+
+    def __call__(self, tasks: list[Task], failed: Failed = ...) -> None:
+        """Compute the runs; `failed` receives those of which all paths blow up."""
+
 
 CONNECT_SECONDS = 10
 TASK_SECONDS = 5.0  # what a task should take
 _WORKERS_PER_CORE = 8  # more processes than that only fill the memory
 _BARS = 8  # runs up to which each has a progress bar
 _LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def ends(file: Path, error: BlowUpError) -> None:
+    """Raise the error of a run that failed."""
+    raise error
 
 
 @contextmanager
@@ -81,9 +95,9 @@ def pool(
 
     from wflow.distributed.dispatch import RESUME, by_workers
 
-    def compute(tasks: list[Task]) -> None:
-        by_workers(client, [task for task in tasks if not _begun_here(task)], seconds)
-        in_this_process([task for task in tasks if _begun_here(task)])
+    def compute(tasks: list[Task], failed: Failed = ends) -> None:
+        by_workers(client, [task for task in tasks if not _begun_here(task)], seconds, failed)
+        in_this_process([task for task in tasks if _begun_here(task)], failed)
 
     with signals_as_errors(f"ended the study; {RESUME}"), _quiet_client(), ExitStack() as stack:
         with signals_held():  # dask does not clean up after half a start, or half an end
@@ -247,7 +261,7 @@ def default_threads(workers: int) -> int | None:
     return max(1, available() // workers) if workers else None
 
 
-def in_this_process(tasks: list[Task]) -> None:
+def in_this_process(tasks: list[Task], failed: Failed = ends) -> None:
     """Compute runs one after the other, including those that workers began.
 
     Those with a mesh are of the mean-field equation.
@@ -255,8 +269,13 @@ def in_this_process(tasks: list[Task]) -> None:
     from wflow.distributed import dispatch
     from wflow.particles.solver import solve
 
-    def compute(task: Task, bar: bool) -> None:
-        task = {"progress": bar, **task}
+    def attempt(task: Task, bar: bool) -> None:
+        try:
+            compute({"progress": bar, **task})
+        except BlowUpError as error:
+            failed(Path(task["out"]), error)
+
+    def compute(task: Task) -> None:
         if "mesh" in task:
             from wflow.meanfield.solver import solve as solve_equation
 
@@ -269,11 +288,11 @@ def in_this_process(tasks: list[Task]) -> None:
 
     if len(tasks) <= _BARS:
         for task in tasks:
-            compute(task, True)
+            attempt(task, True)
         return
     with progress(len(tasks), "runs") as advance:
         for task in tasks:
-            compute(task, False)
+            attempt(task, False)
             advance(1)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wflow import _version
-from wflow._core.errors import InputError, WflowError
+from wflow._core.errors import BlowUpError, InputError, WflowError
 from wflow._core.progress import progress
 from wflow._core.threads import available
 from wflow.distributed.parts import Part, Range, Run, compute
@@ -43,7 +43,9 @@ _one_part = threading.Lock()  # Numba's threads serve one caller at a time in a 
 # ---------------------------
 
 
-def by_workers(client: Any, tasks: list[Task], seconds: float) -> None:
+def by_workers(
+    client: Any, tasks: list[Task], seconds: float, failed: Callable[[Path, BlowUpError], None]
+) -> None:
     """Compute runs by the workers of a client.
 
     Parameters
@@ -51,6 +53,7 @@ def by_workers(client: Any, tasks: list[Task], seconds: float) -> None:
     client : distributed.Client
     tasks : arguments of `wflow.solve` for each run, with `out`
     seconds : what a task of a worker should take
+    failed : receives the file and the error of a run that blew up; what it raises ends the others
 
     Raises
     ------
@@ -80,16 +83,20 @@ def by_workers(client: Any, tasks: list[Task], seconds: float) -> None:
                     computing |= {f: (run, paths) for f, paths in zip(futures, cuts, strict=True)}
                     ended.update(futures)
                     if not cuts:
-                        run.join()
+                        _join(run, failed)
                 if not computing:
                     continue
                 run, paths = computing.pop(future := next(ended))
-                taken = _result(client, future, run)
+                try:
+                    taken = _result(client, future, run)
+                except BlowUpError as error:  # with stop_at_blow_up; its other parts join nothing
+                    failed(run.out, error)
+                    continue
                 _log.info("%s: paths %d to %d in %.2f s", run.out, *_named(paths), taken)
                 run.done.append(paths)
                 advance(_weight(run.problem) * _count([paths]))
                 if _count(run.done) == run.problem.paths:
-                    run.join()
+                    _join(run, failed)
                     _log.info("%s: complete", run.out)
         except BaseException:
             if client.status == "running":
@@ -112,6 +119,13 @@ def finish_parts(task: Task, seconds: float) -> None:
 
 def _run(problem: Problem, task: Task) -> Run:
     return Run(problem, Path(task["out"]).absolute(), task.get("if_exists", "error"))
+
+
+def _join(run: Run, failed: Callable[[Path, BlowUpError], None]) -> None:
+    try:
+        run.join()
+    except BlowUpError as error:
+        failed(run.out, error)
 
 
 def _count(ranges: list[Range]) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.errors import BlowUpError, InputError, RunFileError, warn
+from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, RunFileError, warn
 from wflow._core.files import open_hdf5, replace_file
 from wflow._core.identity import check_comparable, warn_not_comparable
 from wflow._core.invocation import command_text
@@ -29,7 +29,7 @@ from wflow.particles.integrate import ParticleRun
 from wflow.particles.problem import Problem
 from wflow.runs import digests, disk, read
 from wflow.runs.disk import InUse, disk_error
-from wflow.runs.driver import IfExists, State, create, integrate_into, unlike
+from wflow.runs.driver import IfExists, State, changed_settings, create, integrate_into
 from wflow.runs.read import (
     differences,
     has_checkpoint,
@@ -198,7 +198,7 @@ class Run:
 
     def _check_finished(self) -> None:
         """Raise RunFileError where the finished run is another one."""
-        if changed := unlike(self.out, self.config):
+        if changed := changed_settings(self.out, self.config):
             raise RunFileError(
                 f"{self.out} holds another finished run (differs in {', '.join(changed)}); choose "
                 "another output or overwrite it (--overwrite); without workers, --resume extends it"
@@ -314,7 +314,8 @@ class Run:
             if lost == problem.paths:
                 raise self._all_lost(writer)
             if lost:
-                warn(f"{lost} of {problem.paths} paths blew up: their values are NaN from then on")
+                text = f"{lost} of {problem.paths} paths blew up: their values are NaN from then on"
+                warn(text, AccuracyWarning)
             writer.add_history(history_line(f"put together from {len(self.done)} parts"))
             return writer.finish()
         except BaseException:

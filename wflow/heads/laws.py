@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import (
     check_choice,
+    made_of,
     number,
     read_only,
     reading,
@@ -31,9 +32,9 @@ from wflow._core.checks import (
     times_of,
     whole,
 )
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, WflowWarning, warn
 from wflow._core.identity import Described, Registry, check_comparable, of_bytecode
-from wflow._core.reprs import ShortRepr, call_text, value_text
+from wflow._core.reprs import ShortRepr, value_text
 from wflow.heads.matrices import Matrices, as_matrices, check_fits, is_symmetric
 
 __all__ = [
@@ -411,12 +412,12 @@ class HeadLaw(Described):
     def to_config(self) -> dict[str, Any]:
         return {"symmetric": self.symmetric}
 
-    def __repr__(self) -> str:
+    def _parameter_texts(self) -> Mapping[str, str]:
         if type(self) is not HeadLaw:
-            return super().__repr__()
+            return super()._parameter_texts()
         given = {"drift": self._drift, "diffusion": self._diffusion}
-        shown: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-        return call_text("HeadLaw", shown if self.symmetric else shown | {"symmetric": False})
+        texts = {key: value_text(value) for key, value in given.items() if value is not None}
+        return texts if self.symmetric else texts | {"symmetric": "False"}
 
     def _increment(self, normals: Matrices) -> Matrices:
         if not self.symmetric:
@@ -934,6 +935,95 @@ class QKV(ShortRepr):
             raise InputError("scores scale Q^T K leave the range of doubles: scale query or key")
         return scores, value
 
+    @classmethod
+    def from_torch(cls, attention: Any, *, biases: str = "error") -> Self:
+        r"""Take the heads of a `torch.nn.MultiheadAttention`.
+
+        With W_q^h, W_k^h, W_v^h the rows of head h in its input projection, W_o^h its columns in
+        the output projection, and H heads of width k,
+
+        .. math:: Q_h = W_q^h, \quad K_h = W_k^h, \quad V_h = H \, W_o^h W_v^h, \quad
+           \text{scale} = 1/\sqrt k.
+
+        The factor H is there because flows take the mean over heads and attention is a sum: the
+        velocity of unit tokens x is P_x attention(x), as the module computes it in evaluation mode,
+        before a residual connection or a norm. Whether it has `batch_first` makes no difference,
+        and a causal mask is `causal=True` of `wflow.solve`.
+
+        Parameters
+        ----------
+        attention : torch.nn.MultiheadAttention
+            Self-attention.
+        biases : {"error", "drop"}
+            Heads have no biases. "error" refuses an attention whose biases are not zero, as they
+            are when it is made; "drop" leaves them out, as `wflow.nets.particles` does, and those
+            of a trained one seldom are zero. A bias of the keys changes no softmax and is always
+            left out.
+
+        Returns
+        -------
+        QKV
+            The heads, in double precision: query and key (H, k, d), value (H, d, d).
+
+        Raises
+        ------
+        InputError
+            For another module, one on the device meta, keys or values of another width than the
+            queries, `add_bias_kv`, `add_zero_attn`, and, by "error", biases that are not zero.
+
+        Examples
+        --------
+        >>> import torch, wflow
+        >>> attention = torch.nn.MultiheadAttention(6, num_heads=2, bias=False)
+        >>> heads = wflow.heads.QKV.from_torch(attention)
+        >>> heads.query.shape, heads.value.shape
+        ((2, 3, 6), (2, 6, 6))
+        """
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(attention, torch.nn.MultiheadAttention):
+            raise InputError(
+                f"attention is {type(attention).__name__}: expected a torch.nn.MultiheadAttention"
+            )
+        check_choice("biases", biases, ("error", "drop"))
+        if attention.out_proj.weight.is_meta:
+            raise InputError(
+                "the attention is on the device meta, where weights have no values: expected a "
+                "trained one, on a CPU or GPU"
+            )
+        d, heads = attention.embed_dim, attention.num_heads
+        if (attention.kdim, attention.vdim) != (d, d):
+            raise InputError(
+                f"the attention has kdim = {attention.kdim} and vdim = {attention.vdim}: expected "
+                f"self-attention, with both embed_dim = {d}, for heads act on tokens of one space"
+            )
+        if attention.bias_k is not None or attention.add_zero_attn:
+            raise InputError(
+                "the attention adds a token of its own (add_bias_kv or add_zero_attn): expected "
+                "neither, for heads have none"
+            )
+
+        def array(parameter: Any) -> NDArray[np.float64]:
+            return reals(parameter.detach().cpu().double().numpy(), "a weight of the attention")
+
+        left_out = {"out_proj.bias": attention.out_proj.bias}
+        if attention.in_proj_bias is not None:
+            queries, _, values = attention.in_proj_bias.chunk(3)
+            left_out |= {"in_proj_bias (queries)": queries, "in_proj_bias (values)": values}
+        for name, bias in left_out.items() if biases == "error" else ():
+            if bias is not None and (largest := float(np.abs(array(bias)).max())):
+                raise InputError(
+                    f"{name} of the attention is up to {largest:.3g}: expected zeros, for heads "
+                    'have no biases; give biases="drop" to have the heads without them'
+                )
+        rows = attention.in_proj_weight
+        parts = [attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight]
+        query, key, value = (
+            array(part).reshape(heads, d // heads, d)
+            for part in (parts if rows is None else rows.chunk(3))
+        )
+        out = array(attention.out_proj.weight).reshape(d, heads, d // heads)
+        return cls(query, key, heads * np.einsum("ahk,hkb->hab", out, value), scale=None)
+
 
 class Schedule(HeadLaw):
     """Heads with given values at given times, such as the layers of a trained network.
@@ -1062,18 +1152,20 @@ class Schedule(HeadLaw):
             "values": None if self._values is None else self._values.tolist(),
         }
 
-    def __repr__(self) -> str:
+    def _parameter_texts(self) -> Mapping[str, str]:
         if type(self) is not Schedule:
-            return super().__repr__()
+            return super()._parameter_texts()
         values = value_text(self._scores)
         values = values if self._values is None else f"QKV of scores {values}"
         times = value_text(self.times)
-        return f"Schedule(times={times}, values={values}, interpolation={self.interpolation!r})"
+        return {"times": times, "values": values, "interpolation": repr(self.interpolation)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         settings = dict(config)
-        scores, values = settings.pop("scores"), settings.pop("values")
+        if "scores" not in settings:  # as the arguments of the class
+            return made_of(cls, settings, cls.__name__)
+        scores, values = settings.pop("scores"), settings.pop("values", None)
         law = cls(values=scores, **settings)
         if values is not None:
             law._values, law.symmetric = reals(values, "values"), False
@@ -1216,13 +1308,14 @@ class CompoundPoisson(HeadLaw):
         size = {} if callable(self.size) else {"size": self.size}
         return {"law": law_config(self.law), "rate": self.rate, **size}
 
-    def __repr__(self) -> str:
+    def _parameter_texts(self) -> Mapping[str, str]:
         given = {"law": self.law, "rate": self.rate, "size": self.size}
-        return call_text(type(self).__name__, given)
+        return {name: value_text(value) for name, value in given.items()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(**{**config, "law": law_from_config(config["law"])})
+        inner = {"law": law_from_config(config["law"])} if "law" in config else {}
+        return made_of(cls, config | inner, cls.__name__)
 
 
 # Laws from run files
@@ -1279,13 +1372,13 @@ def register(cls: _Law) -> _Law:
     return cls
 
 
-def law_from_config(config: dict[str, Any]) -> HeadLaw:
+def law_from_config(config: str | dict[str, Any]) -> HeadLaw:
     """Make a law again from its `law_config`, the configuration in a run file.
 
     Parameters
     ----------
-    config : dict
-        What `law_config` returned.
+    config : str or dict
+        What `law_config` returned, or the name of a law without parameters.
 
     Returns
     -------
@@ -1305,7 +1398,7 @@ def law_from_config(config: dict[str, Any]) -> HeadLaw:
     >>> type(wflow.heads.law_from_config(wflow.heads.law_config(law))).__name__
     'Oscillating'
     """
-    return LAWS.from_config(config)
+    return LAWS.from_config({"name": config} if isinstance(config, str) else config)
 
 
 def made_again(config: Any) -> HeadLaw | None:
@@ -1353,10 +1446,9 @@ def law_of_run(config: dict[str, Any], law: HeadLaw | None = None) -> HeadLaw:
             "run was made with"
         )
     if old:
-        warnings.warn(
+        warn(
             "an earlier version of wflow made the fingerprint of the law of this run from "
             "bytecode, which cannot be compared: the law given is taken for it",
-            UserWarning,
-            stacklevel=4,
+            WflowWarning,
         )
     return law

@@ -120,11 +120,11 @@ class HeadProcess:
         self._checked = checked(law, start.shape)
         self._symmetric = law.symmetric and is_symmetric(start)
         self._normals = CounterNormals(seed)
-        self.D: Matrices = self._held(
+        self.D: Matrices = self._copied(
             np.broadcast_to(np.asarray(start, dtype), (len(paths), *start.shape))
         )
 
-    def _held(self, D: Matrices) -> Matrices:
+    def _copied(self, D: Matrices) -> Matrices:
         """Copy the heads of all paths, heads at rest only once: nothing may write into these.
 
         Others are in C order whatever the number of paths, so that sums are bitwise identical.
@@ -137,7 +137,7 @@ class HeadProcess:
 
     def restore(self, D: Matrices) -> None:
         """Continue with the heads of a checkpoint."""
-        self.D = self._held(D)
+        self.D = self._copied(D)
 
     def begin(self, step: int, t: float, dt: float, scheme: Tableau) -> HeadStep:
         """Return the step from t to t + dt, at its left end.

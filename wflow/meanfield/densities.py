@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import reals, returned, shown, whole
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
-from wflow.meanfield.mesh import Mesh, Quadrature, points_of
+from wflow.attention.cloud import on_sphere
+from wflow.meanfield.mesh import Mesh, Quadrature
 
 Floats = NDArray[np.floating]
 
@@ -132,7 +133,8 @@ def density_of(tokens: ArrayLike, mesh: Mesh) -> Floats:
     Parameters
     ----------
     tokens : array_like, shape (n, d)
-        Tokens, which are put on the unit sphere.
+        Tokens. They are put on the unit sphere, with a warning where they are further than 1e-6
+        away from it.
     mesh : Mesh
         Mesh of the circle for d = 2, or of the sphere for d = 3.
 
@@ -161,13 +163,13 @@ def density_of(tokens: ArrayLike, mesh: Mesh) -> Floats:
     >>> import numpy as np
     >>> from wflow import meanfield
     >>> mesh = meanfield.Circle(4)
-    >>> density = meanfield.density_of([[1.0, 0.1], [0.0, 1.0]], mesh)
+    >>> density = meanfield.density_of([[0.8, 0.6], [0.0, 1.0]], mesh)
     >>> (density * mesh.areas).round(12)
     array([0.5, 0.5, 0. , 0. ])
     """
     mesh = as_mesh(mesh)
-    cloud = points_of(mesh, tokens, "tokens")
-    if cloud.ndim != 2:
+    cloud = on_sphere(tokens, "tokens")
+    if cloud.ndim != 2 or cloud.shape[1] != mesh.dim + 1:
         raise InputError(f"tokens have shape {cloud.shape}: expected (n, {mesh.dim + 1})")
     counts = np.bincount(mesh.nearest(cloud), minlength=mesh.cells)
     return np.asarray(counts / (len(cloud) * mesh.areas))

@@ -527,13 +527,17 @@ class Stack(nn.Module):
         if not len(self.blocks):
             raise InputError("a stack of no blocks: expected at least one")
 
-    def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Tensor:
+    def forward(
+        self, x: Tensor, *arguments: Any, valid: Tensor | None = None, **context: Any
+    ) -> Tensor:
         """Map hidden states through the blocks.
 
         Parameters
         ----------
         x : Tensor, shape (batch, tokens, width)
             Hidden states.
+        *arguments : object
+            As `context`, for blocks that are given them by position.
         valid : Tensor, shape (batch, tokens), optional
             True where a token is there: NaN in the others is not handed on. A network calls a stack
             and its wrapper alike, in whose transport cost only these tokens count.
@@ -547,7 +551,7 @@ class Stack(nn.Module):
         """
         x = present(x, valid)
         for block in self.blocks:
-            x = hidden_states(block(x, **context))
+            x = hidden_states(block(x, *arguments, **context))
         return x
 
     def __len__(self) -> int:

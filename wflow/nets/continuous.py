@@ -8,6 +8,7 @@ makes one system of each block instead: [OTT] eq. 13.
 arXiv 2505.13499; [OTT1] its first version, "OT-Transformer".
 """
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -43,6 +44,7 @@ __all__ = [
 Scheme = Literal["euler", "heun", "rk4"]
 Velocity = Literal["block", "residual"]
 Cost = Literal["mean", "sum"]
+Returns = Literal["flow", "layer"]
 
 
 class Trajectory(NamedTuple):
@@ -89,7 +91,7 @@ class ContinuousTransformer(nn.Module):
     blocks : torch.nn.Module or iterable of torch.nn.Module
         A module, or several in sequence, in any form: list, `nn.Sequential`, `nn.ModuleList`,
         `Stack`. A module that answers with a tuple or with `.last_hidden_state` is taken at its
-        first tensor, so that encoders of other libraries fit.
+        hidden states, so that layers and encoders of other libraries fit.
     t_final : float, default 1.0
         End time T.
     steps : int, default 1
@@ -106,12 +108,18 @@ class ContinuousTransformer(nn.Module):
         again: memory of one step instead of M, for a second forward pass.
     batch_dim : int, default 0
         Dimension of X that counts the samples; negative ones count from the last.
+    returns : {"flow", "layer"}
+        `flow`, a `Flow` of hidden states and cost; `layer`, what the last block returns, with X(T)
+        in the place of its hidden states, so that it fits where a network of another library has a
+        layer; the cost is then `last_cost`. What else a block returns, such as attention weights,
+        is that of its last evaluation. Attributes of a single block are read through the wrapper.
 
     Raises
     ------
     InputError
         For steps < 1, T <= 0, an unknown choice, no blocks; later, for blocks that change the
-        shape of what they are given, and hidden states without the dimension `batch_dim`.
+        shape of what they are given, hidden states without the dimension `batch_dim`, and a cache
+        of keys and values where the blocks are evaluated more than once.
 
     Notes
     -----
@@ -157,12 +165,16 @@ class ContinuousTransformer(nn.Module):
         cost: Cost = "mean",
         checkpointing: bool = False,
         batch_dim: int = 0,
+        returns: Returns = "flow",
     ) -> None:
         super().__init__()
+        check_choice("returns", returns, ("flow", "layer"))
         check_choice("scheme", scheme, SCHEMES)
         check_choice("velocity", velocity, ("block", "residual"))
         check_choice("cost", cost, ("mean", "sum"))
-        self.blocks = _one_module(blocks)
+        self.blocks = _one_module(blocks, _Layers if returns == "layer" else Stack)
+        self.returns = returns
+        self._last_cost: Tensor | None = None
         self.t_final = t_final
         self.steps = steps
         self.scheme, self.velocity, self.cost = scheme, velocity, cost
@@ -188,17 +200,26 @@ class ContinuousTransformer(nn.Module):
         self._t_final = positive(value, "t_final")
 
     @property
+    def last_cost(self) -> Tensor | None:
+        """Transport cost of the last `forward` with ``returns="layer"``; None in copies."""
+        return self._last_cost
+
+    @property
     def dt(self) -> float:
         """Length T/M of a step."""
         return self.t_final / self.steps
 
-    def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Flow:
+    def forward(
+        self, x: Tensor, *arguments: Any, valid: Tensor | None = None, **context: Any
+    ) -> Any:
         """Integrate hidden states from t = 0 to T.
 
         Parameters
         ----------
         x : Tensor
             Hidden states X(0), such as (batch, tokens, width).
+        *arguments : object
+            As `context`, for blocks that are given them by position.
         valid : Tensor, shape (batch, tokens), optional
             True where a token is there: only those count in the cost (in any order in which `x` has
             these dimensions first).
@@ -207,14 +228,15 @@ class ContinuousTransformer(nn.Module):
 
         Returns
         -------
-        Flow
-            Hidden states X(T), and the transport cost.
+        Flow or object
+            Hidden states X(T), and the transport cost; or what a layer returns (`returns`).
 
         Raises
         ------
         InputError
-            For blocks that change the shape.
+            For blocks that change the shape, and a cache that several evaluations would fill.
         """
+        given = self._given(arguments, context)
         size = self._size(x, valid)
         x = unrounded(present(x, valid))
         step: Callable[..., _Step] = self._step
@@ -222,17 +244,25 @@ class ContinuousTransformer(nn.Module):
             step = _recomputed(self._step)
         squares = []
         for _ in range(self.steps):
-            x, of_stages = step(x, size, context)
+            x, of_stages = step(x, size, given)
             squares.append(of_stages)
-        return Flow(x, self._costs(squares, size).sum())
+        cost = self._costs(squares, size).sum()
+        if self.returns == "flow":
+            return Flow(x, cost)
+        self._last_cost = cost
+        return _with_states(given.answer[0], x)
 
-    def trajectory(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Trajectory:
+    def trajectory(
+        self, x: Tensor, *arguments: Any, valid: Tensor | None = None, **context: Any
+    ) -> Trajectory:
         """Return the trajectory of hidden states from 0 to T.
 
         Parameters
         ----------
         x : Tensor
             Hidden states X(0), such as (batch, tokens, width).
+        *arguments : object
+            As for `forward`.
         valid : Tensor, shape (batch, tokens), optional
             As for `forward`.
         **context : object
@@ -243,12 +273,13 @@ class ContinuousTransformer(nn.Module):
         Trajectory
             States, times, cost and velocity of each step.
         """
+        given = self._given(arguments, context)
         size = self._size(x, valid)
         x = unrounded(present(x, valid))
         states, squares, velocities = [x], [], []
         for _ in range(self.steps):
-            velocities.append(self._velocity(x, context))
-            x, of_stages = self._advance(x, velocities[-1], size, context)
+            velocities.append(self._velocity(x, given))
+            x, of_stages = self._advance(x, velocities[-1], size, given)
             states.append(x)
             squares.append(of_stages)
         times = torch.linspace(0, self.t_final, self.steps + 1, dtype=torch.float64)
@@ -256,13 +287,15 @@ class ContinuousTransformer(nn.Module):
             torch.stack(states), times, self._costs(squares, size), torch.stack(velocities)
         )
 
-    def velocity_of(self, x: Tensor, **context: Any) -> Tensor:
+    def velocity_of(self, x: Tensor, *arguments: Any, **context: Any) -> Tensor:
         """Return the velocity f(x) of hidden states.
 
         Parameters
         ----------
         x : Tensor
             Hidden states.
+        *arguments : object
+            As for `forward`.
         **context : object
             As for `forward`.
 
@@ -277,18 +310,52 @@ class ContinuousTransformer(nn.Module):
             For blocks that change the shape, and hidden states that are no real numbers.
         """
         tensor(x, "hidden states", "real", meta=True)
-        return self._velocity(x, context)
+        return self._velocity(x, _Given(arguments, context, []))
+
+    def __getattr__(self, name: str) -> Any:
+        # nn.TransformerEncoder, for one, reads settings of its first layer. The body of a network
+        # is no setting.
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            block = self.__dict__.get("_modules", {}).get("blocks")
+            layer = self.__dict__.get("returns") == "layer" and not isinstance(block, Stack)
+            if block is None or not layer or name.startswith("_") or name == "body":
+                raise
+            return getattr(block, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A tensor within a graph can be neither copied nor pickled.
+        return self.__dict__ | {"_last_cost": None}
 
     def extra_repr(self) -> str:
+        # Files of trainings hold this text: the default stays out of it.
+        returns = "" if self.returns == "flow" else f", returns={self.returns!r}"
         return (
             f"t_final={self.t_final}, steps={self.steps}, scheme={self.scheme!r}, "
             f"velocity={self.velocity!r}, cost={self.cost!r}, "
             f"checkpointing={self.checkpointing}, batch_dim={self.batch_dim}"
+            f"{returns}"
         )
 
-    def _velocity(self, x: Tensor, context: dict[str, Any]) -> Tensor:
+    def _given(self, arguments: tuple[Any, ...], context: dict[str, Any]) -> "_Given":
+        evaluations = self.steps * len(SCHEMES[self.scheme].weights)
+        # A cache of transformers, by what all of them have.
+        caches = [a for a in (*arguments, *context.values()) if hasattr(a, "get_seq_length")]
+        if caches and evaluations > 1:
+            raise InputError(
+                f"the blocks are evaluated {evaluations} times and are given a cache of keys and "
+                f"values ({type(caches[0]).__name__}), to which each evaluation would add its own: "
+                "expected none; give use_cache=False, to the call or to the configuration"
+            )
+        return _Given(arguments, context, [])
+
+    def _velocity(self, x: Tensor, given: "_Given") -> Tensor:
         """Compute the velocity of valid states: `forward` checks the first, each makes the next."""
-        image = hidden_states(self.blocks(x, **context))
+        answer = self.blocks(x, *given.arguments, **given.context)
+        if self.returns == "layer":
+            given.answer[:] = [answer]
+        image = hidden_states(answer)
         if not image.is_floating_point():
             tensor(image, "what the blocks return", "real", meta=True)
         if image.shape != x.shape:
@@ -299,15 +366,15 @@ class ContinuousTransformer(nn.Module):
             )
         return image - x if self.velocity == "residual" else image
 
-    def _step(self, x: Tensor, size: "_Size", context: dict[str, Any]) -> _Step:
-        return self._advance(x, self._velocity(x, context), size, context)
+    def _step(self, x: Tensor, size: "_Size", given: "_Given") -> _Step:
+        return self._advance(x, self._velocity(x, given), size, given)
 
-    def _advance(self, x: Tensor, first: Tensor, size: "_Size", context: dict[str, Any]) -> _Step:
+    def _advance(self, x: Tensor, first: Tensor, size: "_Size", given: "_Given") -> _Step:
         """Compute one step from x with velocity `first`: next state, |k_i|^2 of each stage."""
         tableau, dt = SCHEMES[self.scheme], self.dt
         slopes = [first]
         for row in tableau.matrix[1:]:
-            slopes.append(self._velocity(_combined(x, dt, row, slopes), context))
+            slopes.append(self._velocity(_combined(x, dt, row, slopes), given))
         return _combined(x, dt, tableau.weights, slopes), [size.squared(k) for k in slopes]
 
     def _costs(self, squares: list[list[Tensor]], size: "_Size") -> Tensor:
@@ -401,6 +468,11 @@ class NodeTransformer(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        if "returns" in options:
+            raise InputError(
+                "NodeTransformer returns a Flow: expected no `returns`; in the place of a layer of "
+                'another library, put a ContinuousTransformer(layer, returns="layer")'
+            )
         systems = [ContinuousTransformer(b, t_final, steps, **options) for b in _each(blocks)]
         if not systems:
             raise InputError("there are no blocks: expected at least one")
@@ -426,13 +498,17 @@ class NodeTransformer(nn.Module):
         for system in self._each_system():
             system.t_final = value
 
-    def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Flow:
+    def forward(
+        self, x: Tensor, *arguments: Any, valid: Tensor | None = None, **context: Any
+    ) -> Flow:
         """Integrate hidden states through all systems.
 
         Parameters
         ----------
         x : Tensor
             Hidden states, as for one system.
+        *arguments : object
+            As for one system.
         valid : Tensor, shape (batch, tokens), optional
             As for one system.
         **context : object
@@ -446,17 +522,21 @@ class NodeTransformer(nn.Module):
         tensor(x, "hidden states", "real", meta=True)
         total = x.new_zeros((), dtype=at_least_single(x.dtype))
         for system in self._each_system():
-            x, cost = system(x, valid=valid, **context)
+            x, cost = system(x, *arguments, valid=valid, **context)
             total = total + cost
         return Flow(x, total)
 
-    def trajectory(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Trajectory:
+    def trajectory(
+        self, x: Tensor, *arguments: Any, valid: Tensor | None = None, **context: Any
+    ) -> Trajectory:
         """Return the trajectory through all systems, with continuous times up to D T.
 
         Parameters
         ----------
         x : Tensor
             Hidden states, as for one system.
+        *arguments : object
+            As for one system.
         valid : Tensor, shape (batch, tokens), optional
             As for one system.
         **context : object
@@ -469,7 +549,7 @@ class NodeTransformer(nn.Module):
         """
         parts: list[Trajectory] = []
         for system in self._each_system():
-            part = system.trajectory(x, valid=valid, **context)
+            part = system.trajectory(x, *arguments, valid=valid, **context)
             parts.append(part._replace(times=part.times + len(parts) * system.t_final))
             x = part.states[-1]
         return Trajectory(
@@ -504,6 +584,36 @@ class _Size(NamedTuple):
         # a mask for the norm 0, and is the slowest part of the cost.
         flat = velocity.flatten()
         return torch.dot(flat, flat)
+
+
+class _Given(NamedTuple):
+    """What blocks are given beside the hidden states, and what they answered last."""
+
+    arguments: tuple[Any, ...]
+    context: dict[str, Any]
+    answer: list[Any]  # one, where it is needed
+
+
+class _Layers(Stack):
+    """Layers of another library, which return what the last of them returns."""
+
+    def forward(self, x: Tensor, *arguments: Any, **context: Any) -> Any:
+        answer: Any = x
+        for layer in self.blocks:
+            answer = layer(hidden_states(answer), *arguments, **context)
+        return answer
+
+
+def _with_states(answer: Any, states: Tensor) -> Any:
+    """Return what a layer returned, with other hidden states; all the rest is kept."""
+    if isinstance(answer, Tensor):
+        return states
+    if isinstance(answer, tuple | list):
+        make = getattr(type(answer), "_make", type(answer))  # of a named tuple
+        return make([states, *answer[1:]])
+    answer = copy.copy(answer)
+    answer.last_hidden_state = states
+    return answer
 
 
 def unrounded(x: Tensor) -> Tensor:
@@ -543,11 +653,12 @@ def _each(blocks: nn.Module | Iterable[nn.Module]) -> list[nn.Module]:
     return modules(blocks)
 
 
-def _one_module(blocks: nn.Module | Iterable[nn.Module]) -> nn.Module:
-    """Return the blocks as one module that passes its context to each."""
-    if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.Sequential | nn.ModuleList):
-        return blocks
+def _one_module(blocks: nn.Module | Iterable[nn.Module], form: type[Stack]) -> nn.Module:
+    """Return the blocks as one module, of that form if several, that passes its context to each."""
+    several = nn.Sequential | nn.ModuleList
+    if isinstance(blocks, nn.Module) and not isinstance(blocks, several):
+        return form(blocks) if type(blocks) is Stack and form is not Stack else blocks
     parts = _each(blocks)
     if not parts:
         raise InputError("there are no blocks: expected at least one")
-    return Stack(parts)
+    return form(parts)

@@ -19,7 +19,6 @@ import math
 import os
 import re
 import unicodedata
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from wflow._core.checks import check_choice, number, path_of, whole
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, warn
 from wflow._core.extras import required
 from wflow.nets.blocks import evaluating, output_of
 from wflow.nets.checks import check_torch, listed, module, tensor
@@ -173,7 +172,8 @@ def scores(
     >>> round(found.rouge1, 1), found.skipped  # doctest: +SKIP
     (66.7, 1)
     """
-    predicted, given = _texts(predictions, "predictions"), _texts(references, "references")
+    predicted = _checked_texts(predictions, "predictions")
+    given = _checked_texts(references, "references")
     _same_length(predicted, given)
     kept = [pair for pair in zip(predicted, given, strict=True) if all(map(str.strip, pair))]
     skipped = len(predicted) - len(kept)
@@ -250,8 +250,8 @@ def _corpus_bleu(
     predictions: Iterable[str], references: Iterable[Iterable[str]], words: Words
 ) -> float:
     measure = _bleu(words)
-    predicted = _texts(predictions, "predictions")
-    given = [_texts(each, "references") for each in references]
+    predicted = _checked_texts(predictions, "predictions")
+    given = [_checked_texts(each, "references") for each in references]
     if not given:
         raise InputError("there are no references: expected a text for each prediction")
     for each in given:
@@ -262,10 +262,10 @@ def _corpus_bleu(
         given = [[split(text, return_str=True) for text in each] for each in given]
     found = measure.corpus_score(predicted, given)
     if not found.totals[3]:  # no prediction has a sequence of four words
-        warnings.warn(
+        warn(
             "no prediction has four words, and BLEU-4 is 0 whatever they are: give longer texts; "
             "where a language has no spaces, put them between its words",
-            stacklevel=3,
+            AccuracyWarning,
         )
     return min(float(found.score), 100.0)  # the exponential of a sum of logarithms rounds
 
@@ -369,10 +369,10 @@ def _rouge(library: Any, pairs: list[tuple[str, str]]) -> dict[str, float]:
         for name in names:
             totals[name] += 100 * found[name].fmeasure / len(pairs)
     if wordless:
-        warnings.warn(
+        warn(
             f"{wordless} of {len(pairs)} pairs of texts have no word, neither the prediction nor "
             "the reference, and ROUGE is not defined: it is NaN; leave them out",
-            stacklevel=3,
+            AccuracyWarning,
         )
         return dict.fromkeys(names, math.nan)
     return {name: min(total, 100.0) for name, total in totals.items()}  # sums round
@@ -846,7 +846,7 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _texts(values: Iterable[str], name: str) -> list[str]:
+def _checked_texts(values: Iterable[str], name: str) -> list[str]:
     if isinstance(values, str):
         raise InputError(f"{name} are one text: expected a list of texts")
     found = listed(values, name)

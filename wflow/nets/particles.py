@@ -19,11 +19,18 @@ large they are; that of the keys changes no softmax); that tokens differ in norm
 their norm within an interval; for a continuous-time model with several blocks, that each block
 sees what those before it made of the state at once, and not in a step of length dt. Without layer
 norms the scores depend on the norms of the tokens themselves, and all of them get one.
+
+Networks of transformers are read, too: GPT-2 as the `GPT` that it is, and BERT and its relatives,
+whose blocks take x to norm_2(u + ff(u)), u = norm_1(x + attention(x)). There attention is given x
+itself, so that the heads are those of a block without layer norms, at a radius r that is the norm
+of x, and what is lost beside the above are gain, bias and mean of the layer norms that follow: a
+direction u moves by P_u attention(r u)/r. Tokens are the directions of x, with their mean.
 """
 
 import hashlib
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,9 +43,10 @@ from wflow._core.errors import InputError
 from wflow.attention.cloud import as_unit_tokens
 from wflow.heads.laws import QKV, Schedule, register
 from wflow.kernels.evaluate import evaluate
-from wflow.nets.blocks import Block, evaluating, wide
+from wflow.nets.blocks import Block, Stack, check_tokens, evaluating, wide
 from wflow.nets.checks import listed, module, tensor
 from wflow.nets.continuous import ContinuousTransformer, NodeTransformer
+from wflow.nets.models.gpt import gpt_of
 from wflow.particles.options import SaveAt
 from wflow.sphere.geometry import as_tokens
 
@@ -210,6 +218,90 @@ class TrainedHeads(Schedule):
         return np.asarray(factors[k] * table[self.order[k]])
 
 
+# Networks of transformers
+# ------------------------
+
+_BERTS = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
+_FAMILIES = (*_BERTS, "gpt2")
+_REPLACED = (
+    "the layers of the {} are not those that the library made: expected them; read the network "
+    "before its layers are wrapped or replaced"
+)
+
+
+def as_blocks(network: nn.Module) -> nn.Module:
+    """Return a network of transformers as one of blocks; other networks as they are."""
+    library = sys.modules.get("transformers.modeling_utils")  # there where such a network is
+    module(network, "network")
+    if library is None or not isinstance(network, library.PreTrainedModel):
+        return network
+    family = str(network.config.model_type)
+    if family not in _FAMILIES:
+        raise InputError(
+            f"{type(network).__name__} is of the family {family} of transformers: expected one of "
+            f"{', '.join(_FAMILIES)}, whose layers and tokens can be read"
+        )
+    # A wrapper hands on the attributes of its layer, and would be taken for it.
+    if any(isinstance(part, ContinuousTransformer) for part in network.modules()):
+        raise InputError(_REPLACED.format(type(network).__name__))
+    if family == "gpt2":
+        return gpt_of(network)
+    return _Encoder(network.base_model)
+
+
+class _Encoder(nn.Module):
+    """Encoder of the family of BERT, with its own embeddings, norms and feed-forward layers."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        config = encoder.config
+        if getattr(config, "position_embedding_type", "absolute") != "absolute":
+            raise InputError(
+                f"the encoder has positions that are {config.position_embedding_type}, within its "
+                "attention: expected absolute ones, which are in its tokens"
+            )
+        self.embed, self.pad = encoder.embeddings, config.pad_token_id
+        self.project = getattr(encoder, "embeddings_project", nn.Identity())  # of ELECTRA
+        try:
+            with torch.random.fork_rng([]):
+                self.body = Stack(_PostNorm(layer) for layer in encoder.encoder.layer)
+        except AttributeError:
+            raise InputError(_REPLACED.format(type(encoder).__name__)) from None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        ids, positions = self.embed.word_embeddings, self.embed.position_embeddings.num_embeddings
+        # RoBERTa counts positions from behind its id of padding.
+        context = positions - (getattr(self.embed, "padding_idx", -1) + 1)
+        check_tokens(tokens, ids.num_embeddings, context, ids.weight)
+        if bool((tokens == self.pad).any()):
+            raise InputError(_PADDED)
+        return self.body(self.project(self.embed(tokens)))  # type: ignore[no-any-return]
+
+
+class _PostNorm(Block):
+    """Block of BERT: x' = norm_2(u + ff(u)), u = norm_1(x + attention(x))."""
+
+    def __init__(self, layer: Any) -> None:
+        heads, out = layer.attention.self, layer.attention.output
+        count, causal = heads.num_attention_heads, heads.is_decoder
+        width = heads.query.out_features // count
+        super().__init__(out.dense.out_features, count, head_width=width, causal=causal, norm=False)
+        self.to(out.dense.weight)
+        with torch.no_grad():
+            for name in ("weight", "bias"):
+                parts = [getattr(part, name) for part in (heads.query, heads.key, heads.value)]
+                self.attention.qkv.get_parameter(name).copy_(torch.cat(parts))
+        self.attention.out = out.dense
+        self.norm_1, self.norm_2 = out.LayerNorm, layer.output.LayerNorm
+        inner: Any = nn.Sequential(layer.intermediate, layer.output.dense)  # any activation
+        self.feed_forward = inner
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        assert self.feed_forward is not None
+        x = self.norm_1(x + self.attention(x, mask=mask))
+        return self.norm_2(x + self.feed_forward(x))  # type: ignore[no-any-return]
+
+
 class Order(NamedTuple):
     """Order of the blocks in the time of the network."""
 
@@ -232,7 +324,8 @@ class Folded(NamedTuple):
 
 def body_of(network: nn.Module) -> nn.Module:
     """Return the part of a network that moves hidden states; for a body, the body itself."""
-    return module(getattr(module(network, "network"), "body", network), "the body of the network")
+    network = as_blocks(network)
+    return module(getattr(network, "body", network), "the body of the network")
 
 
 def blocks_of(network: nn.Module) -> list[Block]:
@@ -241,7 +334,9 @@ def blocks_of(network: nn.Module) -> list[Block]:
     Parameters
     ----------
     network : torch.nn.Module
-        One with a body of `blocks.Block`, or such a body.
+        One with a body of `blocks.Block`, or such a body; or a network of transformers of the
+        families bert, roberta, xlm-roberta, camembert, electra and gpt2, whose blocks are made
+        again.
 
     Returns
     -------
@@ -267,7 +362,8 @@ def blocks_of(network: nn.Module) -> list[Block]:
         raise InputError(
             f"{type(network).__name__} is not made of blocks of self-attention alone: expected "
             "wflow.nets.blocks.Block, in a Stack, ContinuousTransformer or NodeTransformer, such "
-            "as the body of ViT, GPT or TextClassifier"
+            "as the body of ViT, GPT or TextClassifier, or a whole network of transformers of the "
+            f"families {', '.join(_FAMILIES)}"
         )
     return blocks
 
@@ -328,7 +424,7 @@ def fold(block: Block) -> Folded:
     out = matrix.reshape(d, count, k)
     folded = weight @ into  # (3, H, k, d)
     # What leaves along (1, .., 1) is seen by no later layer norm: C takes it away.
-    value = np.einsum("ab,bhk,hkc->hac", centre, out, folded[2])
+    value = centre @ np.einsum("bhk,hkc->hbc", out, folded[2])  # three at once would take H k d^3
     drift = centre @ (np.einsum("ahk,hk->a", out, bias[2]) + constant)
     return Folded(
         folded[0],
@@ -450,6 +546,12 @@ class Motion(NamedTuple):
     feed_forward: Array  # 0 for blocks without one
 
 
+_PADDED = (
+    "some samples are padded: cut each to the tokens that are there, and take samples of one "
+    "length together"
+)
+
+
 def tokens_of(network: nn.Module, inputs: Tensor) -> NDArray[np.float64]:
     """Return the token embeddings of inputs as a cloud on the sphere: their directions.
 
@@ -485,6 +587,7 @@ def tokens_of(network: nn.Module, inputs: Tensor) -> NDArray[np.float64]:
     >>> nets.particles.tokens_of(net, tokens).shape
     (5, 6)
     """
+    network = as_blocks(network)
     hidden, _ = _hidden_states(network, inputs)
     tokens = _directions(network, hidden)[0]
     return tokens[0] if len(tokens) == 1 else tokens
@@ -521,6 +624,7 @@ def clouds_of(network: nn.Module, inputs: Tensor) -> Clouds:
     >>> nets.particles.clouds_of(net, tokens).times.tolist()
     [0.0, 1.0, 2.0]
     """
+    network = as_blocks(network)
     hidden, context = _hidden_states(network, inputs)
     body, order = body_of(network), order_of(network)
     with evaluating(network), torch.no_grad():
@@ -571,6 +675,7 @@ def motion_of(network: nn.Module, inputs: Tensor) -> Motion:
     >>> bool((nets.particles.motion_of(net, tokens).feed_forward > 0).all())
     True
     """
+    network = as_blocks(network)
     blocks = blocks_of(network)
     parts = [(block.attention, block.feed_forward) for block in blocks]
     seen: dict[int, list[float]] = {}
@@ -582,7 +687,7 @@ def motion_of(network: nn.Module, inputs: Tensor) -> Motion:
     handles = [part.register_forward_hook(note) for part in modules.values()]
     try:
         with evaluating(network), torch.no_grad():
-            network(inputs)
+            network(_checked_inputs(inputs))
     finally:
         for handle in handles:
             handle.remove()
@@ -592,6 +697,7 @@ def motion_of(network: nn.Module, inputs: Tensor) -> Motion:
 
 def _hidden_states(network: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """Return the input of the body of a network: hidden states, and the context beside them."""
+    blocks_of(network)  # refuses what has none, before it refuses its inputs
     body = body_of(network)
     hidden, context = inputs, dict[str, Any]()
     if body is not network:
@@ -603,7 +709,7 @@ def _hidden_states(network: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[str
         handle = body.register_forward_pre_hook(catch, with_kwargs=True)
         try:
             with evaluating(network), torch.no_grad():
-                network(inputs)
+                network(_checked_inputs(inputs))
         finally:
             handle.remove()
         hidden, context = caught[0]
@@ -617,11 +723,18 @@ def _hidden_states(network: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[str
     for name in ("mask", "valid"):
         there = context.get(name)
         if there is not None and not bool(there.all()):
-            raise InputError(
-                "some samples are padded: cut each to the tokens that are there, and take samples "
-                "of one length together"
-            )
+            raise InputError(_PADDED)
     return hidden, context
+
+
+def _checked_inputs(inputs: Any) -> Any:
+    """Refuse what tokenizers of transformers return; the network checks other inputs."""
+    if isinstance(inputs, Mapping):
+        raise InputError(
+            f"inputs are {type(inputs).__name__}: expected a tensor; of what a tokenizer returns "
+            'give ["input_ids"]'
+        )
+    return inputs
 
 
 def _directions(network: nn.Module, hidden: Tensor) -> tuple[NDArray[np.float64], float]:
@@ -723,7 +836,8 @@ def head_law(
     Parameters
     ----------
     network : torch.nn.Module
-        One with a body of `blocks.Block`, or such a body.
+        One with a body of `blocks.Block`, or such a body, or a network of transformers
+        (`blocks_of`).
     t_final : float, optional
         T, of one pass; None is the natural one.
     radius : array_like, default 1.0
@@ -760,6 +874,7 @@ def head_law(
     >>> law.t_final, law.causal
     (2.0, True)
     """
+    network = as_blocks(network)
     blocks, order = blocks_of(network), order_of(network)
     layers = fold_all(blocks)
     natural = order.duration * len(order.blocks)
@@ -839,6 +954,7 @@ def problem(
     >>> run["tokens"].shape
     (1, 3, 5, 6)
     """
+    network = as_blocks(network)
     x0 = tokens_of(network, inputs)
     order = order_of(network)
     if radius is None:

@@ -2,7 +2,9 @@
 
 Nothing in such a folder can be executed. The configuration holds the SHA-256 of the file of the
 weights, so that a damaged file, or one of another save, is noticed. `Pretrained` gives the methods
-to the networks of `models` and to custom ones; GPT-2 folders are read in `models.gpt`.
+to the networks of `models` and to custom ones. Folders are read by transformers, too, where it has
+the network (`models.gpt`); where it has not, their configuration and the format in the header of
+the weights make it refuse them, for it would return a network with random weights.
 
 A save has three steps, and the second decides: the new weights are written beside the old ones
 under a name with their digest, the new configuration replaces the old one, and the new weights
@@ -15,7 +17,7 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -26,7 +28,6 @@ from wflow._core.files import opened, read_object, read_whole
 from wflow._version import __version__
 from wflow.nets import registry
 from wflow.nets.files import Kind, check_replaceable, in_turn, marked, replace
-from wflow.nets.registry import N
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _FORM = "wflow-network/1"
@@ -36,6 +37,8 @@ _KINDS = {
 }
 _SAVED = "a folder of save_pretrained"
 _AGAIN = "get the folder again, or save the network again"
+P = TypeVar("P", bound="Pretrained")
+
 _LIBRARY = "safetensors.torch", "nets", "folders of networks"
 
 
@@ -84,7 +87,9 @@ class Pretrained(nn.Module):
         Notes
         -----
         A matrix that two layers share is written once. A body in continuous time is part of the
-        configuration.
+        configuration. A `GPT` that is a GPT-2 is written under the names of Hugging Face, so that
+        `transformers.GPT2LMHeadModel.from_pretrained` reads the folder; transformers refuses the
+        folders of all others.
 
         Examples
         --------
@@ -101,14 +106,19 @@ class Pretrained(nn.Module):
         folder = path_of(folder, "folder")
         config, values = registry.config(self), self.state_dict()
         firsts = dict.fromkeys(registry.shared(self).values())
-        state = {name: values[name].detach().cpu().contiguous() for name in firsts}
+        settings, state = self._to_transformers(
+            config, {name: values[name].detach() for name in firsts}
+        )
+        state = {name: value.cpu().contiguous() for name, value in state.items()}
         library = required(*_LIBRARY)
+        # Versions of transformers before 5 ignore `transformers_weights`, and refuse other formats.
+        form = "wflow" if "transformers_weights" in settings else "pt"
         try:
-            data = library.save(state, {"format": "pt", "wflow-network": __version__})
+            data = library.save(state, {"format": form, "wflow-network": __version__})
         except Exception as error:  # of tensors that the format does not know
             raise InputError(f"the weights cannot be written as safetensors: {error}") from None
         digest = hashlib.sha256(data).hexdigest()
-        whole = {"format": _FORM, "wflow": __version__, **config, "sha256": digest}
+        whole = {"format": _FORM, "wflow": __version__, **config, "sha256": digest, **settings}
         text = json.dumps(whole, indent=2) + "\n"
         # Drafts are removed last: the weights of a killed save are among them.
         with in_turn(folder / WEIGHTS, _KINDS):
@@ -158,6 +168,17 @@ class Pretrained(nn.Module):
                 raise
         return _read(folder, cls)  # again, for a save replaced the files meanwhile
 
+    def _to_transformers(
+        self, config: dict[str, Any], state: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return settings for transformers, and the weights under its names where it has them."""
+        words = f"none; {type(self).__name__}.from_pretrained of wflow reads this network"
+        return {"model_type": "wflow", "transformers_weights": words}, state
+
+    def _from_transformers(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of a file under our names, which may be those of transformers."""
+        return state
+
 
 def _versions(folder: Path) -> list[tuple[int, int] | None]:
     """What is another after a save to a folder, of each file; None for a missing one."""
@@ -169,7 +190,7 @@ def _versions(folder: Path) -> list[tuple[int, int] | None]:
     return found
 
 
-def _read(folder: Path, cls: type[N]) -> N:
+def _read(folder: Path, cls: type[P]) -> P:
     """Read the network of a folder once."""
     config = read_config(folder)
     form = config.get("format", config.get("model_type"))
@@ -181,7 +202,9 @@ def _read(folder: Path, cls: type[N]) -> N:
     digest = str(config.get("sha256"))
     fresh = _fresh(folder, digest)
     state = read_weights(fresh if fresh.is_file() else folder / WEIGHTS, digest)
-    return registry.filled(folder, config, state, cls)
+    return registry.filled(
+        folder, config, state, cls, lambda net, state: net._from_transformers(state)
+    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:

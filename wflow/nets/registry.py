@@ -12,7 +12,7 @@ import copy
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from itertools import zip_longest
@@ -169,7 +169,13 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     return _network_of(config)
 
 
-def filled(path: Path, config: Any, state: Mapping[str, Any], kind: type[N]) -> N:
+def filled(
+    path: Path,
+    config: Any,
+    state: Mapping[str, Any],
+    kind: type[N],
+    own: Callable[[N, Any], Mapping[str, Any]] = lambda _, state: state,
+) -> N:
     """Make a network from its configuration, filled with weights from a file.
 
     Parameters
@@ -182,6 +188,8 @@ def filled(path: Path, config: Any, state: Mapping[str, Any], kind: type[N]) -> 
         Weights by name; one that two layers share may be there under its first name alone.
     kind : type
         Class of the network that is expected.
+    own : callable, optional
+        `own(network, state)` returns the weights under the names that the network has for them.
 
     Returns
     -------
@@ -201,6 +209,7 @@ def filled(path: Path, config: Any, state: Mapping[str, Any], kind: type[N]) -> 
     if not isinstance(empty, kind):
         name = type(empty).__name__
         raise InputError(f"{path} holds a {name}: expected a {kind.__name__}")
+    state = own(empty, state)
     firsts = shared(empty)
     state = {name: state[first] for name, first in firsts.items() if first in state} | dict(state)
     check_weights(path, state, empty)

@@ -27,6 +27,7 @@ from wflow._core.checks import (
 from wflow._core.errors import InputError, RunFileError
 from wflow._core.memory import check_memory
 from wflow._core.tableaux import Tableau
+from wflow.attention.cloud import on_sphere
 from wflow.attention.flows import Flow, as_flow, flow_config
 from wflow.heads.laws import QKV, HeadLaw, law_config
 from wflow.heads.matrices import Matrices, as_matrices, is_symmetric
@@ -34,7 +35,6 @@ from wflow.heads.process import as_law, check_scheme, initial_heads
 from wflow.kernels.evaluate import DIRECTIONS, Sums
 from wflow.particles.options import Compute, SaveAt, option
 from wflow.runs.schema import RunLayout
-from wflow.sphere.geometry import as_tokens
 
 _ROUNDING = 1e-6  # of times in single precision, in units of t_final
 _RECORDS = 100  # units of time of a run without dt
@@ -185,12 +185,26 @@ def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
     RunFileError
         For settings that `SaveAt` and `Compute` do not have.
     """
-    # A configuration names no method where the sums were exact.
-    compute = {"method": "exact"} | config.get("compute", {})
+    given = as_given(config)
     try:
-        return {"save": SaveAt(**config.get("save", {})), "compute": Compute(**compute)}
+        return {"save": SaveAt(**given["save"]), "compute": Compute(**given["compute"])}
     except TypeError as error:
         raise RunFileError(f"the options of the run cannot be read: {error}") from None
+
+
+def as_given(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a run as arguments that make it again.
+
+    It names no method where the sums were exact, and the start and the end where no snapshots were
+    asked for, which belong to another end as well.
+    """
+    given = {"save": {}, "compute": {}, **config}
+    save, compute = given["save"], given["compute"]
+    if isinstance(save, dict) and save.get("snapshots") == [0.0, given.get("t_final")]:
+        given["save"] = {key: save[key] for key in save if key != "snapshots"}
+    if isinstance(compute, dict):
+        given["compute"] = {"method": "exact"} | compute
+    return given
 
 
 def problem_of(
@@ -224,7 +238,7 @@ def problem_of(
     steps = count_steps(t_final, dt)
     save, compute = option(save, SaveAt, "save"), option(compute, Compute, "compute")
 
-    tokens = as_tokens(x0)
+    tokens = on_sphere(x0)
     if tokens.ndim not in (2, 3) or (tokens.ndim == 3 and len(tokens) != paths):
         raise InputError(
             f"x0 has shape {tokens.shape}, expected (n, d), or (paths, n, d) with paths = {paths}"

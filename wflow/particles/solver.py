@@ -51,7 +51,8 @@ def solve(
     Parameters
     ----------
     x0 : array_like, shape (n, d) or (paths, n, d)
-        Initial tokens, one cloud for all paths or one for each. They are put on the unit sphere.
+        Initial tokens, one cloud for all paths or one for each. They are put on the unit
+        sphere, with a warning where they are further than 1e-6 away from it.
     law : wflow.heads.HeadLaw
         How the heads move: `wflow.heads.OrnsteinUhlenbeck`, `Oscillating`, `Frozen`, `Schedule`, or
         a custom `HeadLaw`.

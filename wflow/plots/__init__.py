@@ -6,10 +6,11 @@ then.
 
 `style` has the settings of Matplotlib, `figure` layout and curves, `inline` the figure that
 displays itself in a notebook, `tokens` clouds on the sphere, `densities` densities on it,
-`animation` both in motion, `runs` the figures of one run or of several, `branches` bifurcation
-diagrams, `networks` learning curves, `charts` curves as SVG for pages and notebooks, `accessor`
-what a Dataset is asked as `ds.wflow`. It imports `_core`, `io`, `transport` and `analysis`; `study`
-and `cli` may import it. Start with `runs`.
+`animation` both in motion, `runs` the figures of one run or of several, `sweeps` those of a sweep,
+`branches` bifurcation diagrams, `networks` learning curves, `charts` curves as SVG for pages and
+notebooks, `comparison` what two runs differ in, `accessor` what a Dataset is asked as `ds.wflow`.
+It imports `_core`, `runs`, `transport`, `analysis` and `distributed`; `study` and `cli` may import
+it. Start with `runs`.
 """
 
 from wflow.plots.animation import animate
@@ -24,6 +25,7 @@ from wflow.plots.runs import (
     plot_run,
     token_snapshots,
 )
+from wflow.plots.sweeps import sweep
 
 __all__ = [
     "animate",
@@ -36,6 +38,7 @@ __all__ = [
     "gradient_over_time",
     "heads_over_time",
     "plot_run",
+    "sweep",
     "token_snapshots",
 ]
 

@@ -1,10 +1,10 @@
 """`ds.wflow`: what a run shows of itself, and its figures, checks and distances.
 
 xarray gives the accessor to every Dataset, and to every node of a tree, once this module is loaded.
-The root of the package loads it with the names that make or open runs (`wflow.solve`, `rerun`,
-`open`, `open_study`, `distributed`), so that `import wflow` loads neither xarray nor this. It
-stands on the floor of the figures, since it reaches everything below: figures, `verify`, clusters
-and distances.
+The root of the package loads it with the names that make or open runs (`wflow.solve`, `sweep`,
+`rerun`, `open`, `open_study`, `distributed`), so that `import wflow` loads neither xarray nor this.
+It stands on the floor of the figures, since it reaches everything below: figures, `verify`,
+clusters and distances.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from wflow._core.checks import check_choice
 from wflow._core.errors import InputError
 from wflow._core.printable import printable
 from wflow.analysis.description import with_error
+from wflow.distributed.sweep import AXES, FAILURE
 from wflow.plots.charts import escaped, sparkline
 from wflow.plots.figure import budget_advice, require
 from wflow.runs.schema import flow_name, head_count, is_movement, law_name
@@ -64,6 +65,7 @@ class RunAccessor:
     """A run of `wflow.solve`, `wflow.open` or `wflow.open_study` as an object: `run.wflow`.
 
     Shown by itself, in a notebook or by `print`, it says what was run and accounts for the energy.
+    The table of `wflow.sweep` has it as well: it shows the axes, and `plot` draws a quantity.
 
     Parameters
     ----------
@@ -151,13 +153,14 @@ class RunAccessor:
     # -----------------------
 
     def plot(self, kind: str | None = None, *, ax: Axes | None = None, **options: Any) -> Figure:
-        """Draw a figure of the run.
+        """Draw a figure of the run, or of the table of `wflow.sweep`.
 
         Parameters
         ----------
         kind : {"energy_balance", "gradient_over_time", "speed", "tokens", "density", \
                 "free_energy"}, optional
-            Which one; by default the energy balance, and the speed of a run without an energy.
+            Which one; by default the energy balance, and the speed of a run without an energy. Of a
+            sweep the variable that `wflow.plots.sweep` draws.
         ax : matplotlib.axes.Axes, optional
             Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
         **options
@@ -176,8 +179,10 @@ class RunAccessor:
             For another kind, and for a figure of which the run lacks the data; the message names
             the option of `wflow.solve` that records it.
         """
-        from wflow.plots import runs
+        from wflow.plots import runs, sweeps
 
+        if AXES in self._ds.attrs:
+            return sweeps.sweep(self._ds, kind, ax=ax, **options)
         ds, _ = self._ds, self.config
         if kind is None:
             kind = "energy_balance" if "energy" in ds else "speed"
@@ -269,6 +274,8 @@ class RunAccessor:
     # -----------------------
 
     def __repr__(self) -> str:
+        if AXES in self._ds.attrs:
+            return "\n".join(printable(line, lines=False) for line in self._sweep_lines())
         try:
             title, facts = self._title(), self._facts()
         except InputError:
@@ -280,6 +287,8 @@ class RunAccessor:
         return "\n".join(printable(line, lines=False) for line in lines)
 
     def _repr_html_(self) -> str:
+        if AXES in self._ds.attrs:
+            return f"<div>{'<br/>'.join(map(escaped, self._sweep_lines()))}</div>"
         try:
             title, facts = self._title(), self._facts()
         except InputError as error:
@@ -300,6 +309,15 @@ class RunAccessor:
             f'<div style="display: flex; gap: 2em; align-items: center">{table}'
             f"<div>{curves}</div></div></div>"
         )
+
+    def _sweep_lines(self) -> list[str]:
+        """Return what the table of a sweep is: its axes and quantities, and how many failed."""
+        ds = self._ds
+        axes = [f"{name} ({ds.sizes.get(name, 1)})" for name in str(ds.attrs[AXES]).split()]
+        lines = [f"<wflow sweep: {', '.join(axes)}>", f"  {', '.join(map(str, ds.data_vars))}"]
+        if FAILURE in ds.coords and (failed := int((ds[FAILURE] != "").sum())):
+            lines.append(f"  {failed} of {ds[FAILURE].size} points failed, see {FAILURE}")
+        return lines
 
     def _title(self) -> str:
         """Return law, flow, direction and scheme."""

@@ -145,7 +145,7 @@ class Chart:
                 place = f'x="{across(value):.1f}" y="{top + _TALL + 16:g}"'
                 yield f'<text class="tick mid" {place}>{label}</text>'
         yield (
-            f'<text class="axis" transform="translate(13 {top + _TALL / 2:g}) rotate(-90)">'
+            f'<text class="axis side" transform="translate(13 {top + _TALL / 2:g}) rotate(-90)">'
             f"{escaped(panel.label)}</text>"
         )
         for row, curve in enumerate(drawn):
@@ -155,9 +155,22 @@ class Chart:
             yield _line_path(x, scaled(curve.y), curve.role)
             y, at = top + 12 + 18 * row, _WIDTH - _RIGHT + 14
             yield (
-                f'<path class="line {curve.role}" d="M{at:g} {y - 4:g}h22"/>'
-                f'<text class="key" x="{at + 28:g}" y="{y:g}">{escaped(curve.name)}</text>'
+                f'<g class="legend"><path class="line {curve.role}" d="M{at:g} {y - 4:g}h22"/>'
+                f'<text class="key" x="{at + 28:g}" y="{y:g}">{escaped(curve.name)}</text></g>'
             )
+
+    def _keys(self) -> str:
+        """Return the legend for narrow screens, on which that of the figure is too small."""
+        rows = []
+        for panel in self.panels:
+            rows.append(f"<li>{escaped(panel.label)}:</li>")
+            for curve in [curve for curve in panel.curves if not curve.hidden]:
+                line = f'<path class="line {curve.role}" d="M0 2h22"/>'
+                rows.append(
+                    f'<li><svg viewBox="0 0 22 4" aria-hidden="true">{line}</svg> '
+                    f"{escaped(curve.name)}</li>"
+                )
+        return f'<ul class="keys">{"".join(rows)}</ul>'
 
     def figure(self, name: str) -> str:
         """Return both forms of the chart, of which the page shows one."""
@@ -166,7 +179,8 @@ class Chart:
         return (
             f'<figure class="chart" data-chart="{name}"><div class="live" hidden role="img" '
             f'style="--panels:{panels}" aria-label="{title}: {caption}"></div>'
-            f'<div class="static">{self.svg()}</div><figcaption>{caption}</figcaption></figure>'
+            f'<div class="static" style="--plot:{(_WIDTH - _RIGHT) / _WIDTH:.3f}">{self.svg()}'
+            f"{self._keys()}</div><figcaption>{caption}</figcaption></figure>"
         )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import reals, shown, whole, wholes
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, WflowWarning, warn
 from wflow.plots.densities import density_snapshots, free_energy_over_time
 from wflow.plots.figure import (
     COLUMN,
@@ -723,7 +722,7 @@ def _finite(ds: Dataset, names: Sequence[str], figure: str) -> bool:
         reason = f"no value of {', '.join(names)} is finite"
     if reason:
         what = figure.replace("_", " ")
-        warnings.warn(f"the figure of the {what} is not drawn: {reason}", stacklevel=3)
+        warn(f"the figure of the {what} is not drawn: {reason}", WflowWarning)
     return not reason
 
 

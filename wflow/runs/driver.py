@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import check_choice, file_name, switch
-from wflow._core.errors import BlowUpError, InputError, RunFileError, warn
+from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, RunFileError, warn
 from wflow._core.files import open_hdf5
 from wflow._core.identity import check_comparable, warn_changed_itself, warn_not_comparable
 from wflow._core.memory import check_memory
@@ -44,7 +44,7 @@ IfExists = Literal["error", "overwrite", "resume"]
 State = dict[str, NDArray[Any]]
 _log = logging.getLogger("wflow")
 _BLOCK = 1 << 22  # bytes copied at a time
-ENDS = {"t_final", "steps", "save.snapshots"}  # settings in which a longer run may differ
+_ENDS = {"t_final", "steps", "save.snapshots"}  # settings in which a longer run may differ
 
 
 class Solver(ABC):
@@ -190,7 +190,8 @@ class Paths:
             self.warned.add("blow-up")
             warn(
                 f"{error.args[0]}. Its values, and means over all paths, are NaN from there on; "
-                "paths that have not blown up continue (Compute(stop_at_blow_up=True) ends the run)"
+                "paths that have not blown up continue; Compute(stop_at_blow_up=True) ends the run",
+                AccuracyWarning,
             )
 
 
@@ -212,7 +213,7 @@ def integrate(
     save: Callable[[State], None] | None = None,
     stopping: Callable[[], bool] = lambda: False,
     tick: Callable[[int], None] = lambda steps: None,
-    former: "Former | None" = None,
+    extended: "ExtendedRun | None" = None,
 ) -> bool:
     """Compute all paths, group by group, from the start or from a saved state.
 
@@ -222,7 +223,7 @@ def integrate(
         records up to there are in the store
     stopping : called after every step; True ends the integration after saving
     tick : called with the number of steps that were done
-    former : the finished run that this one extends
+    extended : the finished run that this one extends
 
     Returns
     -------
@@ -247,9 +248,9 @@ def integrate(
             step = first_step
             paths.lost[:] = state.pop("lost")
             solver.restore(state)
-        elif former is not None:
-            step = former.step(run.layout.marks["time"], plan.steps)
-            found = former.group(store, run.layout, first, last, last == plan.paths)
+        elif extended is not None:
+            step = extended.step(run.layout.marks["time"], plan.steps)
+            found = extended.group(store, run.layout, first, last, last == plan.paths)
             paths.lost[:] = found.pop("lost")
             solver.restore(found)
             tick(step)
@@ -294,7 +295,8 @@ def integrate(
         error = BlowUpError(text, time=0.0, path=0, score=float("nan"))
         raise run.errors[0] if run.errors else error
     if lost > 1 or run.lost_before:
-        warn(f"{lost} of {plan.paths} paths blew up: their values are NaN from then on")
+        text = f"{lost} of {plan.paths} paths blew up: their values are NaN from then on"
+        warn(text, AccuracyWarning)
     return True
 
 
@@ -416,7 +418,7 @@ def integrate_into(writer: RunWriter, problem: Runnable, state: State | None, **
     -------
     whether the run is complete
     """
-    former = Former(writer.path, writer.extends) if writer.extends else None
+    extended = ExtendedRun(writer.path, writer.extends) if writer.extends else None
     done, tick = 0, how.pop("tick", lambda steps: None)
 
     def count(steps: int) -> None:
@@ -425,13 +427,13 @@ def integrate_into(writer: RunWriter, problem: Runnable, state: State | None, **
         tick(steps)
 
     try:
-        complete = integrate(problem, writer, state=state, former=former, tick=count, **how)
+        complete = integrate(problem, writer, state=state, extended=extended, tick=count, **how)
         if complete:
             writer.finish()
         else:
             writer.abandon()
     except (BlowUpError, InputError) as error:
-        begun = state is not None or former is not None or done or getattr(error, "time", 0)
+        begun = state is not None or extended is not None or done or getattr(error, "time", 0)
         if begun:
             writer.abandon()
         else:
@@ -441,8 +443,8 @@ def integrate_into(writer: RunWriter, problem: Runnable, state: State | None, **
         writer.abandon()
         raise
     finally:
-        if former is not None:
-            former.close()
+        if extended is not None:
+            extended.close()
     return complete
 
 
@@ -468,7 +470,7 @@ def open_writer(
     extends = {}
     if if_exists == "resume" and (status := run_status(out)) != "absent":
         check_comparable(config)
-        if status == "partial" and out.exists() and not unlike(out, config):
+        if status == "partial" and out.exists() and not changed_settings(out, config):
             return None  # an extension of it was interrupted, and is not requested
         if status == "partial" and not fresh:
             return RunWriter.resume(out, config_text(config), progress=progress)
@@ -481,7 +483,7 @@ def open_writer(
     return create(out, problem, attrs, overwrite=if_exists == "overwrite"), None
 
 
-def unlike(out: Path, config: Mapping[str, Any]) -> list[str]:
+def changed_settings(out: Path, config: Mapping[str, Any]) -> list[str]:
     """List the settings in which the finished run in `out` differs from a configuration."""
     with open_hdf5(out) as file:
         held = json.loads(read.read_attrs(file, out)["config"])
@@ -519,29 +521,30 @@ def _extension(out: Path, config: Mapping[str, Any], problem: Runnable) -> dict[
     """
     with open_hdf5(out) as file:
         attrs, history = read.read_attrs(file, out), read.history_of(file)
-        held = json.loads(attrs["config"])
-        differ = differences(held, config)
-        reason = Former.missing(file, problem.layout()) if differ else ""
-    if not differ:
+    if not differences(json.loads(attrs["config"]), config):
         return {}
-    asked, done = (settings.get("t_final", settings.get("steps")) for settings in (config, held))
-    if not set(differ) <= ENDS or not asked > done:
-        raise InputError(
-            f"{out} holds another finished run (differs in {', '.join(differ)}); choose another "
-            "output or overwrite it (--overwrite)"
-        )
-    if reason:
-        raise InputError(
-            f"{out} cannot be extended: {reason}; choose another output or overwrite it "
-            "(--overwrite)"
-        )
+    if reason := not_extensible(out, config, problem.layout()):
+        raise InputError(f"{out} {reason}; choose another output or overwrite it (--overwrite)")
     digests.check(out)
     lines = [history] if history else []
     lines.append(history_line(f"extended by {command_text()}"))
     return {"extends": attrs["created"], "history": lines}
 
 
-class Former:
+def not_extensible(out: Path, config: Mapping[str, Any], layout: Layout) -> str:
+    """Say why a finished run cannot be extended to a longer one; "" where it can."""
+    config = json.loads(config_text(config))
+    with open_hdf5(out) as file:
+        held = json.loads(read.read_attrs(file, out)["config"])
+        differ = differences(held, config)
+        asked, done = (each.get("t_final", each.get("steps")) for each in (config, held))
+        if not set(differ) <= _ENDS or not asked > done:
+            return f"holds another finished run (differs in {', '.join(differ)})"
+        reason = ExtendedRun.missing(file, layout)
+    return reason and f"cannot be extended: {reason}"
+
+
+class ExtendedRun:
     """A finished run that is extended: its records and its final state.
 
     Parameters

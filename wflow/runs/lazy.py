@@ -1,7 +1,9 @@
 """Datasets of run files whose values are read when they are used.
 
-A backend as xarray documents them. h5netcdf, which reads any netCDF-4 file, takes four times as
-long to open one.
+A backend as xarray documents them ("How to add a new backend"). Of `xarray.core.indexing`, which is
+private by its name, `LazilyIndexedArray` and `explicit_indexing_adapter` have pages in xarray's
+reference, as backends need them; the other two names are the types of their arguments. h5netcdf,
+which reads any netCDF-4 file, takes four times as long to open one.
 """
 
 import math
@@ -167,6 +169,6 @@ class RunFile(BackendEntrypoint):
         return dataset
 
 
-def open_dataset(source: str | Any, contents: Contents) -> xarray.Dataset:
-    """Open a file, by its name or as a Python file, as a Dataset."""
-    return xarray.open_dataset(source, engine=RunFile, contents=contents)
+def open_dataset(source: str | Any, contents: Contents, chunks: Any = None) -> xarray.Dataset:
+    """Open a file, by its name or as a Python file, as a Dataset, in chunks of Dask if given."""
+    return xarray.open_dataset(source, engine=RunFile, contents=contents, chunks=chunks)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -15,8 +14,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.checks import path_of
-from wflow._core.errors import RunFileError, warn
+from wflow._core.checks import path_of, shown, whole
+from wflow._core.errors import InputError, RunFileError, WflowWarning, warn
+from wflow._core.extras import required
 from wflow._core.files import (
     BROKEN,
     check_claims,
@@ -170,6 +170,27 @@ def _such_as(summary: Path) -> str:
             if file.attrs.get("schema") in READABLE:
                 return f", such as {path}"
     return ""
+
+
+def config_of(ds: "xarray.Dataset", what: str) -> dict[str, Any]:
+    """Return the configuration of a Dataset, which is a run.
+
+    Raises
+    ------
+    InputError
+        For one that is no run of wflow, or lost its attributes.
+    """
+    try:
+        config = parse_config(ds.attrs["config"], what)
+        int(ds.attrs["complete"])
+    except (RunFileError, KeyError, TypeError, ValueError):
+        config = {}
+    if not (config and "time" in ds.sizes and ("path" in ds.sizes or is_movement(config))):
+        raise InputError(
+            f"{what} is a Dataset that is no run: expected a run file, or the Dataset of "
+            "wflow.solve or wflow.open with its attributes (arithmetic on a Dataset drops them)"
+        )
+    return config
 
 
 def parse_config(text: Any, path: Path | str) -> dict[str, Any]:
@@ -386,8 +407,7 @@ def last_checkpoint(path: Path, created: str | None) -> dict[str, NDArray[Any]]:
         except RunFileError:
             raise error from None
         what = str(error).partition(": run again")[0].removesuffix("; run again with --overwrite")
-        text = f"{what}; the run is resumed from the checkpoint before it"
-        warn(printable(text, lines=False), UserWarning)
+        warn(f"{what}; the run is resumed from the checkpoint before it", WflowWarning)
         return state
 
 
@@ -508,7 +528,7 @@ def load_state(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     return {name: array for name, array in state.items() if name not in (RECORDED, AROUND, GAPS)}
 
 
-def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
+def open_run(path: str | os.PathLike[str], *, chunks: Any = None) -> "xarray.Dataset":
     """Open a run file as a Dataset that reads values when they are used.
 
     An unfinished run (`NAME.partial`, given by that name or as NAME) is cut to the times that were
@@ -518,6 +538,9 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     ----------
     path : str or pathlib.Path
         Run file.
+    chunks : int, "auto", or dict of str to int or "auto", optional
+        Values are arrays of Dask in chunks of this size along each dimension, -1 for all of it; by
+        default arrays of NumPy, which are read in one piece. Needs Dask (extra `dask`).
 
     Returns
     -------
@@ -527,7 +550,8 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     Raises
     ------
     InputError
-        For a `path` that is no path.
+        For a `path` that is no path, chunks that are no sizes of dimensions of the run, and where
+        Dask is missing.
     RunFileError
         For a file that is missing, truncated, or not a run file.
 
@@ -563,11 +587,13 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
             attrs["complete"] = 0
         if not attrs["complete"]:
             ends = {dim: recorded(file, dim) for dim in ("time", "snapshot")}
+    if chunks is not None:
+        chunks = as_chunks(chunks, {dim for variable in found[0].values() for dim in variable.dims})
     source: Any = str(path)
     if not attrs["complete"]:  # a Python file is used for the reasons given in open_hdf5
         source = open_regular(path)
     try:
-        dataset = lazily(path, source, found)
+        dataset = lazily(path, source, found, chunks)
     except RunFileError:
         if not attrs["complete"]:
             source.close()
@@ -584,15 +610,42 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     cut.set_close(close)
     cut.encoding["source"] = str(path)  # as xarray sets it where it opens the file itself
     reached = f"t = {float(cut['time'][-1]):g}" if ends["time"] else "its start"
-    warnings.warn(
-        f"{printable(str(path), lines=False)} is not complete: it was recorded up to {reached} "
+    warn(
+        f"{path} is not complete: it was recorded up to {reached} "
         f"({ends['time']} of {dataset.sizes['time']} times); {RESUME}",
-        stacklevel=2,
+        WflowWarning,
     )
     return cut
 
 
-def lazily(path: Path, source: Any, found: "lazy.Contents") -> "xarray.Dataset":
+def as_chunks(chunks: Any, dims: set[str]) -> Any:
+    """Return sizes of chunks along these dimensions, checked; refuse any where Dask is missing."""
+
+    def checked(size: Any) -> int | str:
+        if isinstance(size, str) and size == "auto":
+            return "auto"
+        with suppress(InputError):
+            if found := whole(size, "chunks", least=-1):
+                return found
+        raise InputError(
+            f"chunks is {shown(chunks)}: expected whole numbers > 0, -1 for a whole dimension, or "
+            "'auto', for all dimensions or as a dict by their names"
+        )
+
+    if not isinstance(chunks, Mapping):
+        found: Any = checked(chunks)
+    else:
+        found = {dim: checked(size) for dim, size in chunks.items()}
+        if unknown := [dim for dim in found if dim not in dims]:
+            raise InputError(
+                f"chunks has {shown(unknown[0])}: expected dimensions of the run, which are "
+                f"{', '.join(sorted(dims))}"
+            )
+    required("dask.array", "dask", "chunks")
+    return found
+
+
+def lazily(path: Path, source: Any, found: "lazy.Contents", chunks: Any = None) -> "xarray.Dataset":
     """Open the file `source` as a Dataset; `found` are its contents, if known.
 
     Raises
@@ -604,6 +657,16 @@ def lazily(path: Path, source: Any, found: "lazy.Contents") -> "xarray.Dataset":
 
     try:
         with signals_held():  # h5netcdf does not clean up after a failed opening
-            return lazy.open_dataset(source, found)
+            return lazy.open_dataset(source, found, chunks)
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         raise RunFileError(f"{path} cannot be read as a run file: {error}") from None
+
+
+def config_differences(file: Path, asked: Mapping[str, Any]) -> list[str]:
+    """Return the keys in which the configuration of a run file differs from the requested one."""
+    status, wanted = run_status(file), json.loads(config_text(asked))
+    if status == "absent":
+        return differences(manifest_config(file), wanted)
+    path = partial_of(file) if status == "partial" else file
+    with open_hdf5(path) as opened:
+        return differences(parse_config(read_attrs(opened, path)["config"], path), wanted)

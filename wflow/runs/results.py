@@ -79,7 +79,7 @@ def replace_files(
 def refuse_foreign(folder: Path, names: Iterable[str], named: Collection[str] = ()) -> None:
     """Raise InputError where a name belongs to a file that wflow did not write."""
     for name in foreign_among(folder, names, named):
-        raise InputError(f"{refusal(folder / name)} or choose another --out")
+        raise InputError(f"{refusal(folder / name)} or choose another name")
 
 
 def foreign_among(folder: Path, names: Iterable[str], named: Collection[str] = ()) -> list[str]:
@@ -120,16 +120,16 @@ def written_by_wflow(file: Path, named: Collection[str] = ()) -> bool:
             return False
         with opened(file, "a result") as raw:
             content = read_whole(raw, file)
-        return _bears(content, _MARKS[file.suffix]) or (
+        return _has_marks(content, _MARKS[file.suffix]) or (
             file.suffix in _UNMARKED
-            and _bears(content, _UNMARKED[file.suffix])
+            and _has_marks(content, _UNMARKED[file.suffix])
             and _belongs_to_results(file)
         )
     except (OSError, InputError):
         return False
 
 
-def _bears(content: bytes, signs: tuple[bytes, bytes]) -> bool:
+def _has_marks(content: bytes, signs: tuple[bytes, bytes]) -> bool:
     start, mark = signs
     return content.startswith(start) and mark in content
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Tokens = NDArray[np.float64]
 
+_SAME_TIME = 1e-9  # distance of times that are the same, in units of the largest
 BLOCK_BYTES = 2**22  # bytes read at once: reading every small snapshot separately takes longer
 
 
@@ -124,3 +125,15 @@ def _on_sphere(tokens: Tokens, place: int, start: int) -> tuple[Tokens, NDArray[
     tokens = tokens.copy()
     tokens[whole] = found
     return tokens, whole
+
+
+def same_times(*times: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return the times of several runs, those that differ by rounding alone made equal.
+
+    So 3 steps of 0.1 end with one of 0.3. Each keeps its shape (times,).
+    """
+    every = np.unique(np.concatenate(times))
+    apart = np.diff(every) > _SAME_TIME * np.abs(every).max(initial=0)
+    first = every[np.append(True, apart)] if len(every) else every
+    place = np.cumsum(np.append(0, apart))
+    return [first[place[np.searchsorted(every, each)]] for each in times]

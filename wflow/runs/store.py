@@ -458,7 +458,7 @@ class RunWriter:
             try:
                 attrs = _attributes(unfinished)
             except RunFileError:
-                if not _mended(path):
+                if not _restored(path):
                     raise
                 attrs = _attributes(unfinished)
             _check_resumable(attrs, wanted, unfinished)
@@ -771,7 +771,7 @@ def _at_gaps(
         yield part
 
 
-def _mended(path: Path) -> bool:
+def _restored(path: Path) -> bool:
     """Restore the bytes around the values from the last checkpoint; return False without one."""
     try:
         state = read.last_checkpoint(path, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wflow._core.checks import path_of
-from wflow._core.errors import RunFileError
+from wflow._core.errors import RunFileError, WflowWarning, warn
 from wflow._core.files import BROKEN, check_claims, check_stored, open_hdf5
 from wflow._core.printable import printable
 from wflow._core.signals import signals_held
@@ -105,7 +105,7 @@ def open_study(folder: str | Path) -> "xarray.DataTree":
         unfinished.append(f"left out: {attrs['left_out']}")
     if unfinished:
         message = f"the study in {folder} is not complete: {'; '.join(unfinished)}"
-        warnings.warn(printable(message, lines=False), stacklevel=2)
+        warn(message, WflowWarning)
     children: dict[str, Any] = {f"/{name}": ds for name, ds in nodes.items()}
     tree = xarray.DataTree.from_dict({"/": xarray.Dataset(attrs=attrs), **children})
     for name, ds in nodes.items():

@@ -42,6 +42,7 @@ from wflow.sampling.proximal import (
 from wflow.sampling.samplers import (
     brwp,
     myula,
+    to_arviz,
     ula,
 )
 
@@ -68,6 +69,7 @@ __all__ = [
     "separable",
     "sliced_w2",
     "targets",
+    "to_arviz",
     "ula",
     "w2",
 ]

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from wflow._core.checks import check_choice, function, number, positive, reals, returned, shown
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, warn
+from wflow._core.reprs import ShortRepr, Shown, value_text
 
 __all__ = ["L1", "NoPrior", "Prior", "SmoothL1", "separable"]
 
@@ -181,8 +181,8 @@ class Prior(ABC):
         return math.inf
 
 
-@dataclass(frozen=True)
-class NoPrior(Prior):
+@dataclass(frozen=True, repr=False)
+class NoPrior(ShortRepr, Prior):
     r"""The prior :math:`\psi = 0`: the interaction is attention with a Gaussian kernel.
 
     Examples
@@ -204,8 +204,8 @@ class NoPrior(Prior):
         return np.ones_like(_points(x))
 
 
-@dataclass(frozen=True)
-class L1(Prior):
+@dataclass(frozen=True, repr=False)
+class L1(ShortRepr, Prior):
     r"""The prior :math:`\psi(x) = \lambda|x|_1`, whose proximal map is soft thresholding.
 
     Parameters
@@ -283,8 +283,8 @@ class L1(Prior):
         return ABSORBED / (beta * self.lam**2) if self.lam > 1e-100 else math.inf
 
 
-@dataclass(frozen=True)
-class SmoothL1(Prior):
+@dataclass(frozen=True, repr=False)
+class SmoothL1(ShortRepr, Prior):
     r"""A smooth form of the L1 norm, whose proximal map has a derivative everywhere.
 
     Parameters
@@ -365,7 +365,7 @@ class SmoothL1(Prior):
         return L1(self.lam).largest_step(beta)
 
 
-class _Separable(Prior):
+class _Separable(Shown, Prior):
     """A sum of one convex function over the coordinates: see `separable`."""
 
     def __init__(
@@ -378,6 +378,14 @@ class _Separable(Prior):
     ) -> None:
         self._value, self._derivative, self._prox = value, derivative, prox
         self._kinks, self._normaliser = kinks, normaliser
+
+    def _title(self) -> str:
+        return "separable"
+
+    def _parameter_texts(self) -> Mapping[str, str]:
+        given: dict[str, Any] = {"value": self._value, "derivative": self._derivative}
+        given |= {} if self._prox is None else {"prox": self._prox}
+        return {name: value_text(function) for name, function in given.items()}
 
     def value(self, x: ArrayLike) -> FloatArray:
         return np.sum(self._of(self._value, "value", _points(x)), axis=-1)
@@ -509,18 +517,15 @@ def too_long(prior: Prior, *, h: float, beta: float) -> bool:
     return h > prior.largest_step(beta) * (1 + 1e-9)
 
 
-def warn_of_absorption(
-    prior: Prior, *, h: float, beta: float, share: float | None = None, stacklevel: int = 3
-) -> None:
+def warn_of_absorption(prior: Prior, *, h: float, beta: float, share: float | None = None) -> None:
     """Warn of a step after which coordinates near zero have lost their spread."""
     largest = prior.largest_step(beta)
     many = "coordinates near zero" if share is None else f"{100 * share:.3g} % of the coordinates"
-    warnings.warn(
+    warn(
         f"h is {h:.3g}, above {largest:.3g}: the step absorbs {many}, since the proximal map takes "
         f"their spread; take h <= {largest:.3g}, for which beta lambda^2 h <= {ABSORBED} "
         "with the L1 norm",
-        UserWarning,
-        stacklevel=stacklevel,
+        AccuracyWarning,
     )
 
 

@@ -29,7 +29,6 @@ References
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
@@ -38,7 +37,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import check_choice, positive, reals, switch, whole
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, warn
 from wflow._core.memory import check_memory
 from wflow._core.reprs import ShortResult
 from wflow.sampling.priors import Prior, as_prior, step_of, too_long, warn_of_absorption
@@ -644,12 +643,11 @@ def layer(
     found = _attention(setting, keys, points, setting.left_out)
     share = np.mean(_folded(setting, keys, found.trace))
     if share > 0:
-        warnings.warn(
+        warn(
             f"the layer folds {100 * share:.3g} % of the tokens: its map has an eigenvalue <= 0 "
             "there, so that it has no inverse and no density; take a smaller beta or a larger h, "
             "or the backward map, which has an inverse",
-            RuntimeWarning,
-            stacklevel=2,
+            AccuracyWarning,
         )
     if too_long(setting.prior, h=setting.h, beta=setting.beta):
         absorbed = _share_absorbed(points, setting.prior, setting.h)

@@ -9,7 +9,6 @@ without noise, how strong the noise is, and its settings in the run file.
 from __future__ import annotations  # the signatures show short names
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -27,13 +26,15 @@ from wflow._core.checks import (
     reading,
     reals,
     returned,
+    shown,
     whole,
     wholes,
 )
-from wflow._core.errors import BlowUpError, InputError
+from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, warn
 from wflow._core.fingerprint import NotComparable, fingerprint
 from wflow._core.memory import check_memory
 from wflow._core.rng import CounterNormals
+from wflow._version import __version__
 from wflow.particles.problem import array_config
 from wflow.runs.driver import IfExists, Paths, Plan, Runnable, Solver, State, place_of, run
 from wflow.runs.schema import SampleLayout
@@ -44,7 +45,7 @@ from wflow.sampling.proximal import Kernel, attention_mean
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["brwp", "myula", "ula"]
+__all__ = ["brwp", "myula", "to_arviz", "ula"]
 
 Array = NDArray[np.float64]
 Gradient = Callable[[Array], ArrayLike]
@@ -52,6 +53,7 @@ Diagnostics = dict[str, Array]  # each (paths,)
 
 _LONELY = 2.0  # effective tokens that a token attends to, below which there is no interaction
 _FAST = 30.0  # moves of a step in units of its noise; below 15 in stable steps, h L <= 1.99
+_KEPT, _KEPT_BYTES = 100, 2**26  # most snapshots by default, and bytes of their tokens
 _LARGEST = 1 / float(np.finfo(np.float64).eps)  # coordinates in which a step of one is rounding
 
 
@@ -102,6 +104,7 @@ def brwp(
         Steps between the times at which diagnostics are recorded; the end is always one.
     snapshots : sequence of int, optional
         Numbers of the steps, from 0 to `steps`, at whose start the tokens are kept. By default the
+        end and up to 99 before it, evenly spaced, as many as fit into 64 MiB; ``[steps]`` is the
         end alone.
     out : str or pathlib.Path, optional
         Run file to write, which can be resumed. Without it the result is kept in memory.
@@ -254,6 +257,7 @@ def myula(
         Steps between the times at which diagnostics are recorded; the end is always one.
     snapshots : sequence of int, optional
         Numbers of the steps, from 0 to `steps`, at whose start the tokens are kept. By default the
+        end and up to 99 before it, evenly spaced, as many as fit into 64 MiB; ``[steps]`` is the
         end alone.
     out : str or pathlib.Path, optional
         Run file to write, which can be resumed. Without it the result is kept in memory.
@@ -371,6 +375,7 @@ def ula(
         Steps between the times at which diagnostics are recorded; the end is always one.
     snapshots : sequence of int, optional
         Numbers of the steps, from 0 to `steps`, at whose start the tokens are kept. By default the
+        end and up to 99 before it, evenly spaced, as many as fit into 64 MiB; ``[steps]`` is the
         end alone.
     out : str or pathlib.Path, optional
         Run file to write, which can be resumed. Without it the result is kept in memory.
@@ -584,7 +589,10 @@ def _sampler_run(
         )
     function(grad, "grad", "tokens (m, d)")
     count, every = whole(steps, "steps"), whole(save_every, "save_every")
-    kept = np.array([count]) if snapshots is None else np.unique(wholes(snapshots, "snapshots"))
+    if snapshots is None:
+        kept = _default_snapshots(count, start.nbytes)
+    else:
+        kept = np.unique(wholes(snapshots, "snapshots"))
     if kept.size and kept[-1] > count:
         raise InputError(f"snapshots hold step {kept[-1]}: expected numbers from 0 to {count}")
     check_memory(32.0 * (count // every), f"{count // every + 2} record times", "raise save_every")
@@ -594,16 +602,24 @@ def _sampler_run(
     return SamplerRun(method, start, grad, count, key, every, records, kept, threads, seconds)
 
 
+def _default_snapshots(steps: int, size: int) -> NDArray[np.int64]:
+    """Return the numbers of the last step and of those before it that are kept by default.
+
+    size : bytes of the tokens of one snapshot
+    """
+    most = int(np.clip(_KEPT_BYTES // size, 1, _KEPT))
+    return np.arange(steps, -1, -math.ceil(steps / most), dtype=np.int64)[:most][::-1].copy()
+
+
 def _warn_lonely(run: xarray.Dataset) -> None:
     """Warn of a finished run whose tokens attend to themselves alone."""
     ess = float(run["ess"][:, -1].min()) if "ess" in run else math.inf
     if ess < _LONELY:
-        warnings.warn(
+        warn(
             f"at the end a token attends to {ess:.2g} tokens (ess), mostly to itself: there is no "
             "interaction, and the cloud lacks the spread of the target; take more tokens or a "
             "larger h, or sample by myula",
-            UserWarning,
-            stacklevel=4,
+            AccuracyWarning,
         )
 
 
@@ -620,13 +636,12 @@ def _warn_diverging(problem: SamplerRun, run: xarray.Dataset) -> None:
     with np.errstate(over="ignore"):
         gone = math.sqrt(float(((mean[-1] - mean[0]) ** 2 + variance[-1]).sum()))
     if moves[path, 1] > max(_FAST * noise, moves[path, 0], gone):
-        warnings.warn(
+        warn(
             f"the step h = {h:g} diverges: at the end a token of path {path} moves by "
             f"{moves[path, 1]:.3g} in a step, more than at the start ({moves[path, 0]:.3g}) and "
             f"than the noise of a step ({noise:.3g}); take a smaller h, below 2/L for a gradient "
             "of Lipschitz constant L",
-            UserWarning,
-            stacklevel=4,
+            AccuracyWarning,
         )
 
 
@@ -742,3 +757,89 @@ def _blow_up(x: Array, path: int, step: int, h: float) -> BlowUpError:
         path=path,
         score=largest,
     )
+
+
+# For other libraries
+# -------------------
+
+
+def to_arviz(run: xarray.Dataset, *, burn_in: float = 0.5) -> xarray.DataTree:
+    """Return samples with the dimensions chain and draw, as ArviZ reads them.
+
+    Of a Langevin sampler every token is a chain, and its draws are the snapshots. The tokens of
+    `brwp` interact, and move without noise: a path is a chain, whose draws are its tokens at the
+    end, in no order of time, so that `burn_in` leaves nothing out and neither R-hat nor effective
+    sizes say anything about convergence. Chains of `wflow.sampling.reference` keep their
+    dimensions.
+
+    Parameters
+    ----------
+    run : xarray.Dataset
+        Of a sampler, with snapshots.
+    burn_in : float, default 0.5
+        Share of the snapshots that is left out at the start, >= 0 and < 1; chains of
+        `wflow.sampling.reference` have none.
+
+    Returns
+    -------
+    xarray.DataTree
+        The group ``posterior`` with ``samples`` (chain, draw, ...), and for chains of
+        `wflow.sampling.reference` ``sample_stats`` with ``lp`` (chain, draw).
+
+    Raises
+    ------
+    InputError
+        For what holds no samples, or none without NaN, and another burn-in.
+
+    See Also
+    --------
+    wflow.sampling.reference.r_hat, wflow.sampling.reference.ess : Diagnostics of chains.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wflow import sampling
+    >>> run = sampling.ula(np.zeros((8, 2)), lambda x: x, h=0.1, steps=100)
+    >>> tree = sampling.to_arviz(run)  # arviz_stats.summary(tree) is its table
+    >>> dict(tree["posterior"].sizes)
+    {'chain': 8, 'draw': 50, 'axis': 2}
+    """
+    import xarray
+
+    burn_in = number(burn_in, "burn_in", least=0.0)
+    if burn_in >= 1:
+        raise InputError(f"burn_in is {burn_in:g}: expected a share of the snapshots below 1")
+    dims = run["samples"].dims if isinstance(run, xarray.Dataset) and "samples" in run else ()
+    if dims[:2] == ("chain", "draw"):
+        groups = {"posterior": run[["samples"]]}
+        if "log_density" in run:
+            groups["sample_stats"] = run[["log_density"]].rename(log_density="lp")
+    elif dims == ("path", "snapshot", "token", "axis") and run.sizes["snapshot"]:
+        groups = {"posterior": _chains(run, burn_in).to_dataset(name="samples")}
+    else:
+        raise InputError(
+            f"run is {shown(run)} without samples (path, snapshot, token, axis): expected the "
+            "whole Dataset of a sampler with snapshots"
+        )
+    tree = xarray.DataTree.from_dict(groups)
+    tree["posterior"].attrs |= {
+        "inference_library": "wflow", "inference_library_version": __version__,
+    }  # fmt: skip
+    return tree
+
+
+def _chains(run: xarray.Dataset, burn_in: float) -> xarray.DataArray:
+    """Return samples (chain, draw, axis) of a run, without paths that blew up."""
+    import xarray
+
+    x = run["samples"].values
+    x = x[np.isfinite(x).all(axis=(1, 2, 3))]
+    if not len(x):
+        raise InputError("run has no samples that are finite: its paths blew up")
+    if "ess" in run:
+        x = x[:, -1]
+    else:
+        x = x[:, int(burn_in * x.shape[1]) :].transpose(0, 2, 1, 3)
+        x = x.reshape(-1, *x.shape[2:])
+    coords = {dim: np.arange(size) for dim, size in zip(("chain", "draw"), x.shape, strict=False)}
+    return xarray.DataArray(x, coords, ("chain", "draw", "axis"), attrs=run["samples"].attrs)

@@ -19,11 +19,10 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, WflowWarning, warn
 from wflow._core.extras import install
 from wflow._core.files import array_header, check_stored
 from wflow._core.memory import check_memory
-from wflow._core.printable import printable
 
 # An entry has the shape of an array and its type; None stands for Python objects, which are not
 # read.
@@ -61,16 +60,23 @@ Take = Callable[[Source], Floats]  # called while the file is open
 
 
 def read_array(
-    file: Path, key: str | None = None, pick: Pick | None = None, check: Check | None = None
+    file: Path,
+    key: str | None = None,
+    pick: Pick | None = None,
+    check: Check | None = None,
+    *,
+    flat: bool = True,
 ) -> Floats:
     """Read the array (n, d) of a file, or some of its rows.
 
     Parameters
     ----------
     file : path that ends in one of SUFFIXES
-    key : name of the array in the file; None: the only array of numbers with two dimensions
+    key : name of the array in the file; None: the only array of numbers with two dimensions, or
+        at all
     pick : rows that are wanted; None: all
     check : of all rows, where only some are wanted
+    flat : whether it has two dimensions; otherwise it has one or more, and all rows are wanted
 
     Returns
     -------
@@ -91,7 +97,7 @@ def read_array(
         raise InputError(f"{file}: {state}; give the path of a file with one array (n, d)")
     what = f"{file}" if key is None else f"{file}, {key!r}"
     try:
-        return reader(file, key, lambda source: _taken(what, source, pick, check))
+        return reader(file, key, lambda source: _taken(what, source, pick, check, flat))
     except InputError:
         raise
     # On a damaged or hostile file a parser raises anything, from struct.error to MemoryError.
@@ -102,13 +108,15 @@ def read_array(
         ) from error
 
 
-def _taken(what: str, source: Source, pick: Pick | None, check: Check | None) -> Floats:
+def _taken(what: str, source: Source, pick: Pick | None, check: Check | None, flat: bool) -> Floats:
     """Return the rows that are wanted."""
     shape, dtype, blocks, held, stored = source
     if dtype.kind not in _REAL:
         raise InputError(f"{what}: holds {dtype}; expected real numbers; convert it first")
-    if len(shape) != 2:
+    if flat and len(shape) != 2:
         raise InputError(f"{what}: has shape {shape}; expected (n, d), one row per token")
+    if not shape:
+        raise InputError(f"{what}: holds one number; expected an array")
     if 0 in shape:
         raise InputError(f"{what}: has shape {shape} and no values; give at least one row")
     rows = None if pick is None else pick(*shape)
@@ -117,9 +125,9 @@ def _taken(what: str, source: Source, pick: Pick | None, check: Check | None) ->
         check_memory(
             held, f"{what}: {shape}", "write it in C order, or in smaller row groups", stored=stored
         )
-    needed = 8 * COPIES * count * shape[1] + held
+    needed = 8 * COPIES * count * math.prod(shape[1:]) + held
     check_memory(needed, f"{what}: {shape}", "take fewer rows, by n or a part")
-    kept, first = np.empty((count, shape[1])), 0
+    kept, first = np.empty((count, *shape[1:])), 0
     for block in blocks:
         with np.errstate(over="ignore"):  # a long double out of range becomes inf
             values = block.astype(np.float64, copy=False)
@@ -161,13 +169,11 @@ def _choose(file: Path, entries: dict[str, Entry], key: str | None, hint: str = 
     """Return the name of the array to read: the key, or the only 2-d array of numbers."""
     if key is not None and key in entries:
         return key
-    flat = [
-        name
-        for name, (shape, kind) in entries.items()
-        if len(shape) == 2 and kind is not None and kind.kind in _REAL
-    ]
-    if key is None and len(flat) == 1:
-        return flat[0]
+    real = [name for name, (_, kind) in entries.items() if kind is not None and kind.kind in _REAL]
+    flat = [name for name in real if len(entries[name][0]) == 2]
+    for names in (flat, real):
+        if key is None and len(names) == 1:
+            return names[0]
     listing = ", ".join(
         f"{name} {'objects' if kind is None else f'{shape} {kind}'}"
         for name, (shape, kind) in entries.items()
@@ -341,11 +347,10 @@ def _is_header(file: Path, fields: list[str]) -> bool:
             "written along; write the file without them (in pandas: index=False)"
         )
     if counted and len(names) > 2:  # two columns "0,1" are an ordinary token
-        warnings.warn(
-            printable(f"{file}: its first line {','.join(names[:3])},...", lines=False)
-            + " is read as a token; if it numbers the columns, write "
-            "the file without it (in pandas: header=False)",
-            stacklevel=2,
+        warn(
+            f"{file}: its first line {','.join(names[:3])},... is read as a token; if it numbers "
+            "the columns, write the file without it (in pandas: header=False)",
+            WflowWarning,
         )
     return not counted
 
@@ -389,3 +394,4 @@ _READERS = {
     ".nc": _read_hdf5,
 }
 SUFFIXES = tuple(_READERS)
+_READERS[".partial"] = _read_hdf5  # an unfinished run

@@ -3,8 +3,8 @@
 `flags` are the options of the command line and the types of their values, `folder` what may be
 written where, `frame` a session of any study and its findings, `cases` the sweep over labelled
 cases, `heads` the study over head counts, `networks` the study of networks, `texts` what those of
-texts share, `report` the page of a run or a study. The scripts in `studies/` import the package.
-Start with `frame`.
+texts share, `report` the page of a run or a study, `explore` sliders over a run in a
+notebook. The scripts in `studies/` import the package. Start with `frame`.
 """
 
 from typing import TYPE_CHECKING

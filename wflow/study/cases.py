@@ -15,6 +15,7 @@ from wflow._core.errors import InputError
 from wflow._core.progress import Advance
 from wflow._core.progress import progress as shown
 from wflow._core.rng import INITIAL_HEADS, CounterNormals
+from wflow.distributed.sweep import table
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -74,20 +75,19 @@ def sweep(
     >>> table["inverse"].values.tolist()
     [0.1, 0.05]
     """
+    import xarray
+
     coords = {**cases, **(along or {})}
     described = {
         name: ((), text) if isinstance(text, str) else (tuple(text[0]), text[1])
         for name, text in variables.items()
     }
-    shape = tuple(len(labels) for labels, _ in cases.values())
-    inner = {
-        name: tuple(len(coords[dim][0]) for dim in dims) for name, (dims, _) in described.items()
-    }
-    found: dict[str, list[NDArray[Any]]] = {name: [] for name in variables}
+    sizes = {dim: len(labels) for dim, (labels, _) in coords.items()}
+    rows: list[Dataset | None] = []
     bar: AbstractContextManager[Advance] = (
         nullcontext(progress)
         if callable(progress)
-        else shown(math.prod(shape), progress, bool(progress))
+        else shown(math.prod(sizes[dim] for dim in cases), progress, bool(progress))
     )
     with bar as advance:
         for labels in product(*(labels for labels, _ in cases.values())):
@@ -97,18 +97,19 @@ def sweep(
                     f"the case {labels} has {sorted(values)}: expected {sorted(variables)}, once "
                     "each"
                 )
-            for name, value in values.items():
-                array = np.asarray(value)
-                if array.shape != inner[name]:
+            row = {name: (dims, np.asarray(values[name])) for name, (dims, _) in described.items()}
+            for name, (dims, array) in row.items():
+                if array.shape != tuple(sizes[dim] for dim in dims):
                     raise InputError(
                         f"{name} of the case {labels} has shape {array.shape}: expected "
-                        f"{inner[name]}, the lengths of {described[name][0]}"
+                        f"{tuple(sizes[dim] for dim in dims)}, the lengths of {dims}"
                     )
-                found[name].append(array)
+            rows.append(xarray.Dataset(row))
             advance(1)
+    numbers = table({dim: labels for dim, (labels, _) in cases.items()}, rows)
     return dataset(
         {
-            name: ((*cases, *dims), np.array(found[name]).reshape(shape + inner[name]), text)
+            name: ((*cases, *dims), numbers[name].values, text)
             for name, (dims, text) in described.items()
         },
         coords,

@@ -1,14 +1,18 @@
 """Flags of the studies: their types, their checks, and the command line."""
 
 import argparse
+import ast
 import inspect
 import math
 import re
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from functools import partial
+from itertools import chain, pairwise
 from numbers import Integral, Real
 from pathlib import Path
 from typing import (
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _MAX_SEED = 2**63
 _LARGEST = 10**9  # limit of all counts
+_PRESET_WIDTH = 86  # characters of a line of flags in the list of presets
 
 
 Switch = tyro.conf.FlagCreatePairsOff[bool]
@@ -129,6 +134,8 @@ class OutputFlags:
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """Of a class with a flag --preset: preset -> defaults of other fields, instead of those of the
     class."""
+    durations: ClassVar[dict[str, str]] = {}
+    """Preset -> about how long it takes, for `--help` and `wflow study list`."""
     preset_variants: ClassVar[dict[tuple[str, str, Any], dict[str, Any]]] = {}
     """(preset, field, value) -> defaults that change where that field has that value."""
 
@@ -434,10 +441,11 @@ def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
     text = inspect.cleandoc(description or "")
     if program():  # show the examples as they are typed here
         text = re.sub(r"\bpython studies/(?:\w+/)?(\w+)\.py", r"wflow study \1", text)
-    description = "\n\n".join([text, *missing(flags.needs)])
+    description = "\n\n".join([text, *_presets_text(flags), *missing(flags.needs)])
+    default = _preset(flags)
     given: AnyFlags = read_words(
-        flags, sys.argv[1:], prog=program(), description=description, default=_preset(flags),
-        registry=_options_of(flags),
+        flags, sys.argv[1:], prog=program(), description=description, default=default,
+        registry=_rules(default),
     )  # fmt: skip
     given.check()
     return given
@@ -459,6 +467,42 @@ def _preset(flags: type[AnyFlags]) -> AnyFlags:
     return replace(flags.of(preset, **asked), **before)
 
 
+def _presets_text(flags: type[OutputFlags]) -> list[str]:
+    """Return the paragraph of `--help` about the presets: durations, and what they stand for."""
+    if not flags.presets:
+        return []
+    names = dict.fromkeys(chain.from_iterable(flags.presets.values()))
+    switches = {
+        n for n, hint in get_type_hints(flags, include_extras=True).items() if hint == Switch
+    }
+    lines = ["Presets, and the flags that each of them stands for:", ""]
+    for preset in flags.presets:
+        lines.append(f"    {': '.join([preset, *filter(None, [flags.durations.get(preset)])])}")
+        given = flags.of(preset)
+        row = ""
+        for name in names:
+            value = getattr(given, name)
+            if value is None or (value is False and name in switches):
+                continue  # as without the flag
+            words = _typed(name, value)
+            text = shlex.join(words)  # on one line where that is possible
+            for part in [text] if len(text) <= _PRESET_WIDTH else map(shlex.quote, words):
+                if row and len(row) + len(part) >= _PRESET_WIDTH:
+                    lines.append(f"        {row}")
+                    row = ""
+                row += f"{' ' if row else ''}{part}"
+        lines.append(f"        {row}")
+    return ["\n".join(lines)]
+
+
+def _typed(name: str, value: Any) -> list[str]:
+    """Return a flag and its values as they are typed."""
+    if isinstance(value, bool):
+        return [flag(name if value else f"no_{name}")]
+    values = value if isinstance(value, tuple) else (value,)
+    return [flag(name), *(f"{each:g}" if isinstance(each, float) else str(each) for each in values)]
+
+
 def _default(flags: type[OutputFlags], name: str) -> Any:
     return next(field.default for field in fields(flags) if field.name == name)
 
@@ -478,47 +522,117 @@ _DEFAULTS = {
     "threads": ("INT", "all cores, shared between the workers"),
     "batch": ("INT", "by memory"),
 }
+_BOX = "box_of_"  # before a title: a study may have a flag of that name
+# Boxes of --help after that of the study, in this order: title -> fields. Of "run" are all others.
+_BOXES = {
+    "run": (),
+    "output": ("out", "resume", "overwrite", "verbose", "save"),
+    "machine": ("device", "precision", "compile", "workers", "scheduler", "tls_ca_file",
+                "tls_cert", "tls_key", "compute"),
+}  # fmt: skip
 
 
-def _options_of(flags: type[OutputFlags]) -> tyro.constructors.ConstructorRegistry:
-    """Return the rules by which `tyro` reads `SaveAt` and `Compute`: every field but the budget."""
+def _rules(default: OutputFlags) -> tyro.constructors.ConstructorRegistry:
+    """Return the rules by which `tyro` reads flags: boxes of `--help`, options of `solve`.
+
+    The study's flags come first, in the order in which it declares them; what every study has
+    follows in the boxes "run", "output" and "machine". Of `SaveAt` and `Compute` every field but
+    the budget is a flag.
+    """
+    flags = type(default)
     registry = tyro.constructors.ConstructorRegistry()
-    taken = {field.name for field in fields(flags)}
+    hints = get_type_hints(flags, include_extras=True)
+    names = [field.name for field in fields(flags)]
+    box_of = {name: box for box, members in _BOXES.items() for name in members}
+    own = [
+        name
+        for cls in reversed(flags.__mro__)
+        if not cls.__module__.startswith("wflow.study.")
+        for name in inspect.get_annotations(cls)
+    ]
+    own = [name for name in dict.fromkeys(["preset", *own]) if name in names and name not in box_of]
+    boxes = {type(title, (), {}): title for title in _BOXES}
+
+    def specs(name: str, shown: Any) -> list[tyro.constructors.StructFieldSpec]:
+        value = getattr(default, name)
+        if isinstance(value, SaveAt | Compute):
+            return list(_specs_of(name, value, names, shown))
+        hint: Any = Annotated[hints[name], shown]
+        text = partial(_text_of, flags, name)
+        return [tyro.constructors.StructFieldSpec(name, hint, value, helptext=text)]
 
     @registry.struct_rule
     def rule(info: tyro.constructors.StructTypeInfo) -> Any:
-        kind: Any = info.type
-        if kind not in (SaveAt, Compute):
+        if info.type in boxes:
+            inside = _BOXES[boxes[info.type]] or [
+                n for n in names if n not in own and n not in box_of
+            ]
+            shown = tyro.conf.arg(prefix_name=False)
+            made = [each for n in inside if n in names for each in specs(n, shown)]
+            return tyro.constructors.StructConstructorSpec(dict, tuple(made))
+        if info.type is not flags:
             return None
-        default = info.default if isinstance(info.default, kind) else kind()
-        types, texts = get_type_hints(kind) | _TYPES, _texts(kind)
-        specs = []
-        for name in [field.name for field in fields(kind) if field.name != "budget"]:
-            short = _SHORT["save" if kind is SaveAt else "compute"].get(name)
-            metavar, hint = _DEFAULTS.get(name, (None, None))
-            shown = tyro.conf.arg(
-                help=texts[name],
-                aliases=None if short is None or short in taken else [flag(short)],
-                metavar=metavar,
-                help_behavior_hint=None if hint is None else f"(default: {hint})",
-            )
-            annotated: Any = Annotated[types[name], shown]
-            value = getattr(default, name)
-            if value is None and name in _TYPES:
-                value = ()
-            specs.append(tyro.constructors.StructFieldSpec(name, annotated, value))
+        found = [each for name in own for each in specs(name, tyro.conf.arg())]
+        for kind, title in boxes.items():
+            box: Any = Annotated[kind, tyro.conf.arg(name=title)]
+            found.append(tyro.constructors.StructFieldSpec(_BOX + title, box, kind(), helptext=""))
 
-        def made(**given: Any) -> Any:
-            if kind is SaveAt:
-                given["snapshots"] = given["snapshots"] or None
-            return replace(default, **given)
+        def instance(**given: Any) -> Any:
+            values = {key: value for key, value in given.items() if not key.startswith(_BOX)}
+            for title in _BOXES:
+                values |= given[_BOX + title]
+            for name in [name for name in ("save", "compute") if hasattr(default, name)]:
+                part = {key: values.pop(key) for key in [*values] if key.startswith(f"{name}.")}
+                part = {key.partition(".")[2]: value for key, value in part.items()}
+                if name == "save":
+                    part["snapshots"] = part["snapshots"] or None
+                values[name] = replace(getattr(default, name), **part)
+            return flags(**values)
 
-        return tyro.constructors.StructConstructorSpec(instantiate=made, fields=tuple(specs))
+        return tyro.constructors.StructConstructorSpec(instance, tuple(found))
 
     return registry
 
 
-def _texts(kind: type) -> dict[str, str]:
+def _specs_of(
+    group: str, default: Any, taken: Sequence[str], shown: Any
+) -> Iterator[tyro.constructors.StructFieldSpec]:
+    """Yield the flags of `SaveAt` or `Compute`, such as --save.every."""
+    kind = type(default)
+    types, texts = get_type_hints(kind) | _TYPES, _field_texts(kind)
+    for name in [field.name for field in fields(kind) if field.name != "budget"]:
+        short = _SHORT[group].get(name)
+        metavar, hint = _DEFAULTS.get(name, (None, None))
+        described = tyro.conf.arg(
+            help=texts[name],
+            aliases=None if short is None or short in taken else [flag(short)],
+            metavar=metavar,
+            help_behavior_hint=None if hint is None else f"(default: {hint})",
+        )
+        annotated: Any = Annotated[types[name], described, shown]
+        value = getattr(default, name)
+        if value is None and name in _TYPES:
+            value = ()
+        yield tyro.constructors.StructFieldSpec(f"{group}.{name}", annotated, value)
+
+
+def _text_of(flags: type, name: str) -> str:
+    """Return the text below a field, in the class that declares it last with one."""
+    for cls in flags.__mro__:
+        if name in inspect.get_annotations(cls):
+            try:
+                (found,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+            except OSError:  # a class that was typed in an interpreter
+                continue
+            for line, after in pairwise(found.body if isinstance(found, ast.ClassDef) else []):
+                if ast.unparse(getattr(line, "target", line)) == name and isinstance(
+                    after, ast.Expr
+                ):
+                    return " ".join(ast.literal_eval(after.value).split())
+    return ""
+
+
+def _field_texts(kind: type) -> dict[str, str]:
     """Return the descriptions of the fields in the docstring of a dataclass, for `--help`."""
     given = inspect.getdoc(kind) or ""
     lines = re.findall(r"^(\w+) : .*\n((?:    .*\n?)+)", given, re.MULTILINE)

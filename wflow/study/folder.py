@@ -1,9 +1,7 @@
 """The folder of a study: its contents, and which files may be written to it."""
 
-import json
 import logging
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,22 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from wflow._core.errors import InputError
 from wflow._core.identity import check_comparable
-from wflow._core.signals import signals_held
 from wflow.runs.disk import check_target
-from wflow.runs.driver import ENDS
+from wflow.runs.driver import not_extensible
 from wflow.runs.read import (
-    differences,
+    config_differences,
     load_state,
-    manifest_config,
     manifest_of,
     never_started,
-    open_run,
     partial_of,
     parts_of,
     run_status,
 )
 from wflow.runs.results import summary_document
-from wflow.runs.schema import config_text
 from wflow.study.flags import Flags, flags_of
 
 if TYPE_CHECKING:
@@ -59,32 +53,14 @@ def check_output(file: Path, task: Mapping[str, Any], flags: Flags) -> None:
     check_comparable(asked)
     differ = config_differences(file, asked)
     here = not getattr(flags, "workers", 0)  # workers do not extend runs
-    extends = here and run_status(file) == "complete" and set(differ) <= ENDS
-    if differ and not extends:
+    extends = here and run_status(file) == "complete"
+    if differ and (not extends or not_extensible(file, asked, problem.layout())):
         raise InputError(
             f"{file} holds a run that differs in {flags_of(differ, flags)}: give the flags it was "
             "made with, --overwrite in the place of --resume, or another --out"
         )
     if run_status(file) == "partial" and not never_started(file):
         load_state(file)  # a missing state is reported now, not after other runs
-
-
-def config_differences(file: Path, asked: dict[str, Any]) -> list[str]:
-    """Return the keys in which the configuration of a run file differs from the requested one."""
-    if run_status(file) == "absent":
-        return differences(manifest_config(file), json.loads(config_text(asked)))
-    with _open(file) as ds:
-        return differences(json.loads(ds.attrs["config"]), json.loads(config_text(asked)))
-
-
-@contextmanager
-def _open(file: Path) -> Iterator[Any]:
-    """Open a run, unfinished or not; signals wait, as HDF5 closes no file halfway."""
-    with signals_held(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run is resumed because it is not complete
-        partial = run_status(file) == "partial"
-        with open_run(partial_of(file) if partial else file) as ds:
-            yield ds
 
 
 def keep_or_replace(file: Path, flags: Flags) -> dict[str, Any]:

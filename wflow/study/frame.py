@@ -22,11 +22,12 @@ from numpy.typing import ArrayLike
 from wflow._core.errors import InputError
 from wflow._core.files import own_folder
 from wflow._core.invocation import command_text
-from wflow._core.printable import printable
+from wflow._core.printable import printable, without_latex
 from wflow._core.processes import check_main_guard
 from wflow._core.progress import Advance, progress
 from wflow._core.reprs import ShortResult
 from wflow._core.signals import signals_as_errors, signals_held
+from wflow.analysis.description import with_error
 from wflow.analysis.fits import mean_and_error
 from wflow.distributed.client import (
     check_workers,
@@ -35,6 +36,8 @@ from wflow.distributed.client import (
     pool,
     security_of,
 )
+from wflow.distributed.sweep import points
+from wflow.runs.read import open_run
 from wflow.runs.results import (
     DRAFT,
     REPORT,
@@ -46,6 +49,7 @@ from wflow.runs.results import (
 )
 from wflow.runs.schema import CONVENTIONS, history_line, version_of
 from wflow.study import report
+from wflow.study.cases import Labels, sweep
 from wflow.study.flags import Flags, OutputFlags
 from wflow.study.folder import (
     check_output,
@@ -66,7 +70,7 @@ _PACKAGES = ("wflow", "numpy", "scipy", "numba", "pot", "xarray", "h5netcdf")
 
 
 Verdict = Literal[
-    "confirmed", "confirmed in part", "not confirmed", "inconclusive",
+    "confirmed", "consistent", "confirmed in part", "not confirmed", "inconclusive",
     "confirmed at this size", "confirmed in part at this size", "not confirmed at this size",
 ]  # fmt: skip
 AT_THIS_SIZE = " at this size"
@@ -84,9 +88,10 @@ class Finding(ShortResult):
         Paper and theorem, or chapter of the theory.
     found : str
         The numbers, and where the prediction holds if only in part.
-    verdict : {"confirmed", "confirmed in part", "not confirmed", "inconclusive"}
-        Decided by the study's code from its numbers: "confirmed in part" where it holds in some of
-        the cases that it covers, "inconclusive" where an effect is within its spread or was not
+    verdict : {"confirmed", "consistent", "confirmed in part", "not confirmed", "inconclusive"}
+        Decided by the study's code from its numbers: "consistent" where they agree with a theorem,
+        which runs do not prove, "confirmed in part" where it holds in some of the cases that it
+        covers, "inconclusive" where an effect is within its spread or was not
         measured. A claim of a paper that was tried below its size is, for example, "confirmed at
         this size".
 
@@ -119,6 +124,22 @@ class Finding(ShortResult):
         if self.verdict == "inconclusive" or not self.source.startswith("["):
             return self
         return replace(self, verdict=cast(Verdict, self.verdict + AT_THIS_SIZE))
+
+    def of_theorem(self) -> Finding:
+        """Return the finding about a statement that is proved, which runs do not prove again.
+
+        Returns
+        -------
+        Finding
+            With "consistent" in the place of "confirmed".
+
+        Examples
+        --------
+        >>> from wflow import study
+        >>> study.Finding("E falls", "chain rule", "by 0.3", "confirmed").of_theorem().verdict
+        'consistent'
+        """
+        return replace(self, verdict="consistent") if self.verdict == "confirmed" else self
 
     @classmethod
     def decided(
@@ -312,17 +333,16 @@ def slope_text(fit: PowerLaw | None, style: str = ".3f", *, root: bool = False) 
     return f"{scale * fit.exponent:{style}}" + (interval if np.isfinite(low) else "")
 
 
-def mean_text(samples: ArrayLike, style: str = ".4g", error_style: str = ".1g") -> str:
+def mean_text(samples: ArrayLike) -> str:
     """Write the mean ± standard error of independent samples, for a cell of a table.
+
+    The error has one digit, two where it begins with 1, and the mean has the digits that it leaves;
+    a mean without an error has four.
 
     Parameters
     ----------
     samples : array_like, shape (N,)
         Real samples.
-    style : str, default ".4g"
-        Format of the mean.
-    error_style : str, default ".1g"
-        Format of the error.
 
     Returns
     -------
@@ -337,11 +357,11 @@ def mean_text(samples: ArrayLike, style: str = ".4g", error_style: str = ".1g") 
     Examples
     --------
     >>> from wflow import study
-    >>> study.mean_text([1.0, 3.0])
-    '2 ± 1'
+    >>> study.mean_text([1.02, 3.01])
+    '2.0 ± 1.0'
     """
     mean, error = mean_and_error(samples, finite=False)
-    return f"{float(mean):{style}} ± {float(error):{error_style}}"
+    return with_error(float(mean), float(error))
 
 
 class Session:
@@ -418,6 +438,59 @@ class Session:
         in_this_process(equations)
         self.files |= files
         return files
+
+    def sweep(
+        self,
+        cases: Labels,
+        reduce: Callable[..., Mapping[str, ArrayLike]],
+        variables: Mapping[str, str | tuple[Sequence[str], str]],
+        along: Labels | None = None,
+        **task: Any,
+    ) -> Dataset:
+        """Compute a run for every combination of labels, and return a labelled table of them.
+
+        The runs are those of `wflow.sweep`: a dimension of `cases` is an argument of the run, or a
+        name on which arguments depend that are functions. Their files have names such as
+        ``kappa=0.1,start=uniform.h5``.
+
+        Parameters
+        ----------
+        cases : dict of str to tuple
+            Dimension -> (labels, text), the dimensions that are swept.
+        reduce : callable
+            Function of the Dataset of a run, whose value is a dict of arrays by name; further
+            parameters are names of dimensions.
+        variables : dict of str to str or tuple
+            Name -> text of a number, or (dimensions, text) of an array that one run has.
+        along : dict of str to tuple, optional
+            Dimension -> (labels, text), those dimensions.
+        **task
+            Arguments of `wflow.solve`, values or functions of dimensions; `compute` is that of the
+            flags.
+
+        Returns
+        -------
+        xarray.Dataset
+            The table, as that of `wflow.study.sweep`.
+
+        Raises
+        ------
+        InputError
+            As `solve` and `wflow.study.sweep` raise it.
+        """
+        import wflow.plots.accessor  # noqa: F401  # gives `reduce` run.wflow
+
+        grid = {dim: labels for dim, (labels, _) in cases.items()}
+        _, found = points(grid, task, reduce)
+        files = self.solve({point.name: point.task() for point in found})
+        at = {tuple(point.labels.values()): point for point in found}
+
+        def measure(*labels: Any) -> Mapping[str, ArrayLike]:
+            point = at[labels]
+            with open_run(files[point.name]) as run:
+                return cast(Mapping[str, ArrayLike], point.reduced(reduce, run))
+
+        return sweep(cases, measure, variables, along)
 
     def progress(self, total: int, label: str) -> AbstractContextManager[Advance]:
         """Show the progress of a loop of the study: `with ... as advance: advance(1)`.
@@ -561,7 +634,7 @@ def _after_signal(flags: OutputFlags) -> str:
         return "ended the study before it wrote anything"
     instead = " in the place of --overwrite" if flags.overwrite else ""
     return (
-        f"ended the study; what was computed is kept in {flags.out}: give the same command with "
+        f"ended the study; finished runs are kept in {flags.out}: give the same command with "
         f"--resume{instead} to continue"
     )
 
@@ -719,5 +792,7 @@ def findings_text(findings: Sequence[Finding]) -> str:
     entries = []
     for f in findings:
         entry = f"- **{f.verdict}**: {f.prediction} ({f.source}). Found: {f.found}."
-        entries.append(textwrap.fill(entry, 100, subsequent_indent="  ", break_long_words=False))
+        entries.append(
+            textwrap.fill(without_latex(entry), 100, subsequent_indent="  ", break_long_words=False)
+        )
     return "\n".join(entries)

@@ -8,7 +8,6 @@ head law, and hands both over.
 
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -19,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.adaptive import as_scheme
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, WflowWarning, warn
 from wflow._core.printable import printable
-from wflow.analysis.description import with_error
 from wflow.analysis.fits import PowerLaw, json_number, mean_and_error, power_law
 from wflow.heads.laws import law_config
 from wflow.particles.options import SaveAt
@@ -35,6 +33,7 @@ from wflow.study.frame import (
     Finding,
     findings_text,
     markdown_table,
+    mean_text,
     provenance,
     session,
     write_results,
@@ -214,7 +213,7 @@ def fit_scaling(table: "Dataset", fit_from: int = 1) -> dict[str, PowerLaw]:
         try:
             fits[name] = power_law(part["heads"].values, part.values)
         except InputError as error:  # the runs are worth keeping without a fit
-            warnings.warn(f"no fit over the head counts: {error}", stacklevel=2)
+            warn(f"no fit over the head counts: {error}", WflowWarning)
     return fits
 
 
@@ -230,41 +229,33 @@ def report_text(table: "Dataset", fits: "Mapping[str, PowerLaw]", fit_from: int 
     change = table["energy_final"] - table["energy_initial"]
     columns = {
         "heads": [str(h) for h in table["heads"].values],
-        "G^2 (t >= T/2)": _cells(table["upper_gradient_sq"].values),
+        "G^2 (t >= T/2)": [mean_text(row) for row in table["upper_gradient_sq"].values],
     }
-    for name in [name for name in _PARTS if name in table]:
-        columns[_PARTS[name]] = _cells(table[name].values)
-        if 1 in table["heads"]:  # the head counts increase
-            columns[_PARTS[name]][0] = "–"
-    columns |= {
-        "E(T) - E(0)": _cells(change.values),
-        "residual": _cells(table["edi_residual_final"].values),
-        "residual with G^2": _cells(table["edi_residual_upper_gradient_final"].values),
-    }
+    for title, values in (
+        ("E(T) - E(0)", change),
+        ("residual", table["edi_residual_final"]),
+        ("residual with G^2", table["edi_residual_upper_gradient_final"]),
+    ):
+        columns[title] = [mean_text(row) for row in values.values]
     paths = table.sizes["path"]
     over = f"Mean ± standard error over {paths} paths." if paths > 1 else "One path."
-    if table.sizes.get("snapshot_path", paths) < paths:
-        kept = ", ".join(str(path) for path in table["snapshot_path"].values)
-        over += f" Variance and mean velocity are those of path {kept}."
     over += (
         "\nThe residual is the error of the energy balance at T; in the last column G^2 stands for "
         "the dissipation."
     )
     lines = [markdown_table(columns), "", over]
     if table.sizes["heads"] < 3:
-        lines.append("Name three or more head counts, as --heads 1 2 4 8, for a fit and a verdict.")
-    for name, fit in fits.items():
-        least = max(fit_from, _FITTED[name])
-        start = f" for H >= {least}" if least > 1 else ""
-        what = _PARTS.get(name, "G^2")
+        lines.append("Name three or more head counts, as --heads 1 2 4 8, for a verdict.")
+    if fit := fits.get("upper_gradient_sq"):
+        start = f" for H >= {fit_from}" if fit_from > 1 else ""
         lines.append(
-            f"Fit{start}: {what} = a H^b with a = {fit.prefactor:.4g}, b = {fit.exponent:.4f}"
+            f"Fit{start}: G^2 = a H^b with a = {fit.prefactor:.3g}, b = {fit.exponent:.3f}"
         )
         if math.isfinite(fit.exponent_ci[0]):
             low, high = fit.exponent_ci
-            lines[-1] += f" ({100 * fit.level:.0f} % bootstrap interval {low:.4f} to {high:.4f})"
+            lines[-1] += f" ({100 * fit.level:.0f} % bootstrap interval {low:.3f} to {high:.3f})"
         if fit.points > 2:
-            lines[-1] += f", Pearson {fit.pearson:.5f}"
+            lines[-1] += f", Pearson {fit.pearson:.4f}"
     return "\n".join(lines)
 
 
@@ -308,11 +299,6 @@ def write_summary(
     if findings:
         document["findings"] = [asdict(finding) for finding in findings]
     write_results(folder, table, document, figures, {}, stale=stale)
-
-
-def _cells(values: NDArray[Any]) -> list[str]:
-    means, errors = mean_and_error(values, finite=False)
-    return list(map(with_error, means, errors))
 
 
 # The study

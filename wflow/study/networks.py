@@ -63,8 +63,8 @@ class NetFlags(OutputFlags):
     indifferent: ClassVar[frozenset[str]] = frozenset()
     """Fields by which a preset stays the one that the findings are about."""
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, data that needs no download; cpu: minutes for each model on two cores; paper:
-    the published set-up, for a GPU."""
+    """smoke: data that needs no download; cpu: networks for two cores; paper: the published set-up,
+    for a GPU, whose hours are those at 20 TFLOP per second."""
     only: tuple[str, ...] = ()
     """Models to train, by name. With --resume the finished ones are in the tables, too."""
     seeds: Annotated[int, Checked(partial(whole, most=1000))] = 1

@@ -41,7 +41,7 @@ from wflow._core.checks import (
     whole,
     wholes,
 )
-from wflow._core.errors import InputError, WflowError
+from wflow._core.errors import AccuracyWarning, InputError, WflowError, warn
 from wflow._core.progress import progress as progress_bar
 from wflow._core.threads import current, one_thread, threads_for
 from wflow.attention.cloud import as_unit_tokens
@@ -276,10 +276,10 @@ def warn_inexact(given: Pair, chosen: str) -> None:
         "gives the lower one)",
         "sliced": "the sliced distance was computed, which is another metric than W_p",
     }[chosen]
-    warnings.warn(
+    warn(
         f"{sizes}: {what}; choose with method='exact', 'entropic' or 'sliced', or take a part of "
         "the tokens",
-        stacklevel=4,
+        AccuracyWarning,
     )
 
 
@@ -631,10 +631,10 @@ def _wasserstein(
         return sliced(given, p, cost, projections, seed)
     found = _entropic(given, p, cost, reg, tolerance, 2000)
     if not found.converged:
-        warnings.warn(
+        warn(
             f"entropic transport found W_{p:g} between {found.lower:.6g} and {found.value:.6g}, "
             f"further apart than the tolerance {tolerance:g}; the upper bound is returned",
-            stacklevel=3,
+            AccuracyWarning,
         )
     return found.value
 

@@ -11,7 +11,6 @@ v = s gbar, those in W_b to `effective`, v = s gbar/b: the gradient flows of E i
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,12 +31,12 @@ from wflow._core.checks import (
     positive,
     whole,
 )
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, warn
 from wflow._core.memory import check_memory
 from wflow._core.reprs import ShortResult
 from wflow._core.tableaux import Tableau
 from wflow._core.threads import threads_for
-from wflow.attention.cloud import evaluate
+from wflow.attention.cloud import evaluate, on_sphere
 from wflow.heads.laws import QKV, HeadLaw, law_config
 from wflow.heads.process import HeadWalk
 from wflow.kernels.evaluate import DIRECTIONS
@@ -46,7 +45,7 @@ from wflow.runs.driver import IfExists, Paths, Plan, Runnable, Solver, State, ru
 from wflow.runs.schema import MOVEMENTS, MovementLayout
 from wflow.runs.store import Store
 from wflow.sphere.geodesics import geodesics
-from wflow.sphere.geometry import as_tokens, normalise_unchecked
+from wflow.sphere.geometry import normalise_unchecked
 from wflow.transport.distances import as_cloud
 from wflow.transport.metric import (
     Metric,
@@ -719,7 +718,7 @@ def minimizing_movements(
     >>> run.sizes["time"], bool((np.diff(run.energy) < 0).all())
     (3, True)
     """
-    tokens = as_tokens(x0)
+    tokens = on_sphere(x0)
     if tokens.ndim != 2:
         raise InputError(f"x0 has shape {tokens.shape}, expected (n, d): minimizing movements of "
                          "one path; call it once per path")  # fmt: skip
@@ -922,9 +921,8 @@ def _towards(x: Array, y: Array, share: float) -> Array:
 
 
 def _warn(what: str, gradient_norm: float) -> None:
-    warnings.warn(
+    warn(
         f"{what}: a gradient of {gradient_norm:.3g} is left; take a smaller tau, more iterations, "
         "or a larger tolerance",
-        RuntimeWarning,
-        stacklevel=3,
+        AccuracyWarning,
     )

@@ -14,7 +14,6 @@ computes W_b of two clouds. In the theory: :ref:`the weighted metric <theory-wei
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,10 +21,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import MetricName, positive, reals, shown, whole
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, warn
 from wflow._core.identity import Described, Registry
 from wflow._core.memory import check_memory
-from wflow._core.reprs import ShortResult
+from wflow._core.reprs import ShortRepr, ShortResult
 from wflow._core.threads import threads_for
 from wflow.attention import flows
 from wflow.heads.laws import QKV
@@ -352,8 +351,8 @@ class Metric(Described):
         """
 
 
-@dataclass(frozen=True)
-class W2(Metric):
+@dataclass(frozen=True, repr=False)
+class W2(ShortRepr, Metric):
     r"""The Wasserstein metric W₂ of geodesic cost, b = 1.
 
     Its methods are closed forms of those of `Metric`, which take less time.
@@ -408,8 +407,8 @@ class W2(Metric):
         return (np.stack([x, y[labels]]) if better else curve), better
 
 
-@dataclass(frozen=True)
-class Weighted(Metric):
+@dataclass(frozen=True, repr=False)
+class Weighted(ShortRepr, Metric):
     r"""The metric W_b weighted by the effective mobility b of the heads, of norms up to 64.
 
     Parameters
@@ -911,12 +910,11 @@ def _distance(
         found = search.descend(straight, labels)
         actions = [found.action]
     if not found.converged:
-        warnings.warn(
+        warn(
             f"the weighted distance did not converge: relative gradient {found.gradient_norm:.3g} "
             f"against a tolerance of {tolerance:g} after {search.iterations} iterations; the value "
             "is that of the best path found. Allow more iterations, or fewer segments",
-            RuntimeWarning,
-            stacklevel=3,
+            AccuracyWarning,
         )
     extrapolated = None  # not NaN, which would spread in silence
     if len(actions) > 1:

@@ -26,7 +26,7 @@ import numba
 
 from wflow._core.compiler.undocumented import attribute, dumps, processor, rebuild
 from wflow._core.compiler.watch import COMPILING_TIME
-from wflow._core.errors import warn
+from wflow._core.errors import CacheWarning, warn
 
 _PACKAGE = Path(__file__).parents[2]
 # Compiled functions of other files are called by those of their own file alone.
@@ -176,4 +176,4 @@ def _warn_once(kind: str, text: str) -> None:
     if kind in warned:
         return
     warned.add(kind)
-    warn(text, UserWarning)
+    warn(text, CacheWarning)

@@ -366,9 +366,8 @@ def kind_of(flow: FlowName | Flow, heads: int) -> Kind:
 
 def _factors(beta: ArrayLike) -> Floats:
     """Return factors of the heads (H,)."""
-    betas = np.atleast_1d(
-        np.asarray(number(beta, "beta") if np.ndim(beta) == 0 else reals(beta, "beta"))
-    )
+    single = not isinstance(beta, list | tuple) and np.ndim(beta) == 0  # np.ndim fails on ragged
+    betas = np.atleast_1d(np.asarray(number(beta, "beta") if single else reals(beta, "beta")))
     if betas.ndim != 1 or not betas.size:
         raise InputError(f"beta has shape {betas.shape}: expected a number or (H,)")
     return betas

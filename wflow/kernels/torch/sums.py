@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, WflowWarning, warn
 from wflow._core.extras import install
 from wflow._core.forks import threads_lost
 from wflow.kernels.pairs.headsums import (
@@ -302,11 +301,10 @@ def _kernel_sums_or_none(*arguments) -> torch.Tensor | None:
         raise
     except Exception as error:  # no Triton, no C compiler, an old GPU, ...: the tiles need none
         if not _BROKEN:
-            warnings.warn(
+            warn(
                 f"the Triton kernel does not run here ({error}); the sums go through slower matrix "
                 "products. WFLOW_TRITON=0 in the environment silences this",
-                RuntimeWarning,
-                stacklevel=2,
+                WflowWarning,
             )
         _BROKEN.add(build)
         return None

@@ -237,7 +237,7 @@ class Maximised(NamedTuple):
     backward: int
 
 
-class _Enough(Exception):
+class _NotFinite(Exception):
     """Exception: values are not finite any more."""
 
 
@@ -282,7 +282,7 @@ def maximise(group: Group, rho: float, iterations: int, tolerance: float) -> Max
         ]
         largest = max(float(torch.linalg.vector_norm(g, math.inf)) for g in grads)
         if not (math.isfinite(now) and math.isfinite(largest)):
-            raise _Enough
+            raise _NotFinite
         if note:
             first, size0 = now, largest
             residual = float(torch.stack([g.square().sum().double() for g in grads]).sum().sqrt())
@@ -313,7 +313,7 @@ def maximise(group: Group, rho: float, iterations: int, tolerance: float) -> Max
                     history_size=20,
                     line_search_fn="strong_wolfe",
                 ).step(evaluate)
-        except _Enough:
+        except _NotFinite:
             pass
         finally:
             for p in controls:

@@ -6,7 +6,6 @@ Res. 18 (2018).
 
 import json
 import math
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from wflow._core.checks import function, number, positive, whole
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, warn
 from wflow.nets.checks import listed, text
 from wflow.nets.control.maximise import EndsPart, Group, Maximised, Workers, groups_of
 from wflow.nets.control.principle import recorded
@@ -357,10 +356,10 @@ class MaximumPrinciple(Learner):
         self.unconverged.update(missed)
         if not method.rho and not after <= before and not self.risen:
             self.risen = True
-            warnings.warn(
+            warn(
                 "a step of the plain method of successive approximations raised the loss, which "
                 "need not converge: see loss_after of the history, or give rho > 0",
-                stacklevel=2,
+                AccuracyWarning,
             )
         values = {
             "loss_after": after,

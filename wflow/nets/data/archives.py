@@ -4,7 +4,6 @@ import lzma
 import os
 import struct
 import tarfile
-import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wflow._core import files
-from wflow._core.errors import InputError
-from wflow._core.printable import printable
+from wflow._core.errors import InputError, WflowWarning, warn
 from wflow.nets.data.download import missing, places
 
 # What damaged archives and files in them raise; an InputError is a ValueError.
@@ -102,7 +100,7 @@ def _wanted(name: str) -> bool:
 
 
 def check_lost(
-    source: Path, what: str, total: int, broken: Sequence[str], missing: int = 0, *, stacklevel: int
+    source: Path, what: str, total: int, broken: Sequence[str], missing: int = 0
 ) -> None:
     """Refuse a data set of which too much is missing or broken, and warn of a little.
 
@@ -118,8 +116,6 @@ def check_lost(
         Names and faults of those that cannot be used.
     missing : int
         How many are not there.
-    stacklevel : int
-        Of the warning, counted from the function that calls this one.
 
     Raises
     ------
@@ -135,4 +131,4 @@ def check_lost(
     text = f"{source}: of {total:,} {what} {'; '.join(problems)}"
     if len(broken) + missing > LOST * total:
         raise InputError(f"{text}; expected at most {100 * LOST:g} % of them: get it again")
-    warnings.warn(printable(f"{text}; they are left out", lines=False), stacklevel=stacklevel + 1)
+    warn(f"{text}; they are left out", WflowWarning)

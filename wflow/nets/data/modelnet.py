@@ -4,7 +4,6 @@ import functools
 import hashlib
 import io
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.checks import switch, whole
-from wflow._core.errors import InputError
+from wflow._core.errors import CacheWarning, InputError, warn
 from wflow._core.files import replace_file
-from wflow._core.printable import printable
 from wflow._core.progress import progress
 from wflow.nets.data.archives import BROKEN, ArchiveFile, check_lost, files_of, found
 from wflow.nets.data.batches import Purpose, bits
@@ -147,7 +145,7 @@ def _of_meshes(source: Path, points: int, seed: int, partial: bool) -> PointClou
         counts = [len(half) for half in halves]
         _check_counts(source, len(classes), counts, _OFFICIAL, partial)
         drawn = _cached(files, halves, points, seed)
-    check_lost(source, "meshes", sum(counts), drawn.faults, stacklevel=3)
+    check_lost(source, "meshes", sum(counts), drawn.faults)
     arrays, kept = [], []
     for half, clouds in zip(halves, drawn.clouds, strict=True):
         there = np.isfinite(clouds[:, 0, 0])
@@ -188,10 +186,9 @@ def _cached(
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, functools.partial(_keep, drawn))
     except OSError as error:
-        warnings.warn(
-            printable(f"the points cannot be kept in {path} ({error})", lines=False)
-            + "; they are drawn again next time",
-            stacklevel=4,
+        warn(
+            f"the points cannot be kept in {path} ({error}); they are drawn again next time",
+            CacheWarning,
         )
     return drawn
 

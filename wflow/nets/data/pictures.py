@@ -142,7 +142,7 @@ def _loaded(source: Path, pictures: dict[Key, ArchiveFile], pixels: int) -> Imag
         halves[int(held_back[k])][slots[k]] = picture
         digests[k] = hashlib.blake2b(picture.tobytes(), digest_size=16).digest()
     absent = digests.count(None) - len(broken)
-    check_lost(source, "pictures", 2 * _EACH, broken, absent, stacklevel=3)
+    check_lost(source, "pictures", 2 * _EACH, broken, absent)
     kept = np.array([digest is not None for digest in digests])
     first = {digest: k for k, digest in reversed(list(enumerate(digests)))}
     kept &= [first[digest] == k for k, digest in enumerate(digests)]

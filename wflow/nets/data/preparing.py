@@ -140,7 +140,7 @@ def documents(corpus: Corpus, file: Path) -> Iterator[tuple[str | None, int]]:
         That names the file, and how many rows precede what is damaged, no text, not in UTF-8, or
         longer than 64 MiB.
     """
-    read = {"jsonl": _lines, "text": _texts, "parquet": _parquet, "arrow": _arrow}[corpus.kind]
+    read = {"jsonl": _lines, "text": _documents, "parquet": _parquet, "arrow": _arrow}[corpus.kind]
     count, packed = 0, _PACKED.get(file.suffix.lower())
     with opened(file, "a text") as raw:
         try:
@@ -171,7 +171,7 @@ def _lines(corpus: Corpus, _: Path, raw: BufferedReader) -> Iterator[Any]:
             yield row[corpus.column]
 
 
-def _texts(corpus: Corpus, _: Path, raw: BufferedReader) -> Iterator[str]:
+def _documents(corpus: Corpus, _: Path, raw: BufferedReader) -> Iterator[str]:
     # Lines end with a line feed: a carriage return within a line stays.
     stream = TextIOWrapper(raw, "utf-8-sig", newline="\n")
     found = _marked(stream) if corpus.begins is None else _begun(stream, corpus.begins)

@@ -14,7 +14,6 @@ Architectures via Regularized Wasserstein Proximal Operator with L1 Prior", 2025
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from wflow._core.checks import number, positive, switch, whole
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, warn
 from wflow.nets.checks import listed, tensor
 from wflow.nets.generative.potential import Potential, points
 from wflow.nets.generative.runge_kutta import Stages, integrals
@@ -438,10 +437,10 @@ class OTFlow(GradientFlow):
                 x, failed = corrected(start, forwards, backwards)
                 lost = max(lost, int(failed.sum()))
         if lost:
-            warnings.warn(
+            warn(
                 f"a step of the flow could not be inverted for {lost} of {len(x)} points: raise "
                 "steps, or train with a larger weight of the transport",
-                stacklevel=2,
+                AccuracyWarning,
             )
         return x
 

@@ -523,7 +523,7 @@ def second_order_backward(
             by_bends[i] = _met(pushed, pushed).mul_(grad[:, None])
             by_pushed = pushed * (at.bends[i] * (2 * grad[:, None]))
         else:
-            turned = _turned(pushed, grad)
+            turned = _symmetric_product(pushed, grad)
             by_bends[i] = _met(pushed, turned)
             by_pushed = turned.mul_(2 * at.bends[i])
         if by_jacobian is not None:
@@ -664,7 +664,7 @@ def _contracted(pushed: Tensor, bend: Tensor, order: int) -> Tensor:
     return torch.stack(rows, 1).view(-1, d, d)
 
 
-def _turned(pushed: Tensor, grad: Tensor) -> Tensor:
+def _symmetric_product(pushed: Tensor, grad: Tensor) -> Tensor:
     """Return the symmetric part of a gradient (n, d, d) times P."""
     even, d = (grad + grad.transpose(1, 2)) / 2, len(pushed)
     if d > _FEW:

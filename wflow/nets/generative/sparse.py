@@ -27,7 +27,6 @@ Operator with L1 Prior", 2025.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -36,7 +35,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from wflow._core.checks import check_choice, positive, switch, whole
-from wflow._core.errors import InputError
+from wflow._core.errors import AccuracyWarning, InputError, warn
 from wflow.nets.checks import listed
 from wflow.nets.generative.determinant import log_det_estimate, signs
 from wflow.nets.generative.flows import Generated, GradientFlow, ToBase, corrected, log_normal
@@ -488,10 +487,10 @@ class SparseTransformerFlow(GradientFlow):
             pieces.append(piece)
             lost += failed
         if lost:
-            warnings.warn(
+            warn(
                 f"{lost} of {len(x)} points have no inverse that Newton's method finds: raise "
                 "steps, or train with a larger weight of the transport",
-                stacklevel=2,
+                AccuracyWarning,
             )
         return torch.cat(pieces)
 
@@ -934,7 +933,7 @@ class SparseTransformerFlow(GradientFlow):
                 f"h Hess phi exceeds 1 in some step at {share:.2%} of the tokens, so that the "
                 "flow has no inverse there: raise steps, or the weight of the transport"
             )
-        warnings.warn(text, stacklevel=3)
+        warn(text, AccuracyWarning)
 
 
 class _Layer(NamedTuple):

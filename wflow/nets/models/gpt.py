@@ -268,9 +268,13 @@ class GPT(Pretrained):
         """
         folder = path_of(folder, "folder")
         config = read_config(folder)
-        if config.get("model_type") != "gpt2":
+        # transformers keeps our settings, an old digest too, where it saves such a network again.
+        ours = (
+            str(config.get("format")).startswith("wflow") and "transformers_version" not in config
+        )
+        if ours or config.get("model_type") != "gpt2":
             return super().from_pretrained(folder)
-        gelu = _published_gelu(folder, config)
+        gelu = _published_gelu(folder / CONFIG, config)
         try:
             net = cls.from_gpt2(
                 _published_weights(folder), heads=config["n_head"], gelu=gelu, dropout=dropout
@@ -333,27 +337,27 @@ class GPT(Pretrained):
         output = state.pop("lm_head.weight", None)
         vocabulary, width = _matrix_shape(state, "wte.weight")
         context, _ = _matrix_shape(state, "wpe.weight")
-        blocks = {found[1] for name in state if (found := re.match(r"h\.(\d+)\.", name))}
+        depth = _depth_of(state)
         net = cls(
             vocabulary=vocabulary,
             context=context,
             width=width,
-            depth=max(1, len(blocks)),
+            depth=max(1, depth),
             heads=_published_heads(width) if heads is None else heads,
             bias=True,
             gelu=gelu,
             dropout=dropout,
         ).to(torch.promote_types(state["wte.weight"].dtype, torch.float32))
-        ours = net._gpt2_names()
+        names = _gpt2_names(max(1, depth))
         for name in state:
-            if name not in ours and not name.endswith((".attn.bias", ".attn.masked_bias")):
+            if name not in names and not name.endswith((".attn.bias", ".attn.masked_bias")):
                 raise InputError(
-                    f"{name} is no weight of a GPT-2 of {len(blocks)} blocks: expected wte, wpe, "
+                    f"{name} is no weight of a GPT-2 of {depth} blocks: expected wte, wpe, "
                     "ln_f and blocks from h.0 on; take out what belongs to another network"
                 )
         with torch.no_grad():
-            for name, (parameter, transposed) in ours.items():
-                target = parameter.T if transposed else parameter
+            for name, ours in names.items():
+                target = _transposed(name, net.get_parameter(ours))
                 target.copy_(_fitting(state, name, tuple(target.shape)))
         wte = state["wte.weight"]
         shared = _is_weight(output, "lm_head.weight", wte.shape) and torch.equal(output, wte)
@@ -364,29 +368,45 @@ class GPT(Pretrained):
             )
         return net
 
-    def _gpt2_names(self) -> dict[str, tuple[Tensor, bool]]:
-        """Map names in a published GPT-2 to our parameters, and whether these are transposed."""
-        names = {
-            "wte.weight": (self.embed.token.weight, False),
-            "wpe.weight": (self.embed.position.weight, False),
-            "ln_f.weight": (self.get_parameter("head.norm.weight"), False),
-            "ln_f.bias": (self.get_parameter("head.norm.bias"), False),
+    def _to_transformers(
+        self, config: dict[str, Any], state: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        given = config["arguments"]
+        if type(self) is not GPT or "body" in config or not (given["norm"] and given["skip"]):
+            return super()._to_transformers(config, state)
+        end = 50256 if self.vocabulary == 50257 else None  # <|endoftext|> of published networks
+        settings = {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "vocab_size": self.vocabulary,
+            "n_positions": self.context,
+            "n_embd": given["width"],
+            "n_layer": given["depth"],
+            "n_head": given["heads"],
+            "activation_function": "gelu_new" if given["gelu"] == "tanh" else "gelu",
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), given["dropout"]),
+            **{name: expected for name, (expected, _) in _SETTINGS.items()},
+            "bos_token_id": end,
+            "eos_token_id": end,
         }
-        parts = {
-            "ln_1": "norm_attention",
-            "attn.c_attn": "attention.qkv",
-            "attn.c_proj": "attention.out",
-            "ln_2": "norm_feed_forward",
-            "mlp.c_fc": "feed_forward.up",
-            "mlp.c_proj": "feed_forward.down",
+        weights = {}
+        for name, ours in _gpt2_names(given["depth"]).items():
+            if ours not in state:  # a GPT-2 has biases: zeros are none
+                rows = state[ours.removesuffix("bias") + "weight"]
+                state[ours] = rows.new_zeros(len(rows))
+            weights[f"transformer.{name}"] = _transposed(name, state[ours])
+        return settings, weights
+
+    def _from_transformers(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        if "transformer.wte.weight" not in state:
+            return state
+        state = {name.removeprefix("transformer."): weight for name, weight in state.items()}
+        names, own = _gpt2_names(_depth_of(state)), self.state_dict()
+        return {
+            names.get(name, name): _transposed(name, weight)
+            for name, weight in state.items()
+            if names.get(name) in own or not (name in names and name.endswith("bias"))
         }
-        assert isinstance(self.body, Stack)
-        for i in range(len(self.body)):
-            for theirs, ours in parts.items():
-                for kind in ("weight", "bias"):
-                    parameter = self.get_parameter(f"body.blocks.{i}.{ours}.{kind}")
-                    names[f"h.{i}.{theirs}.{kind}"] = parameter, parameter.ndim == 2
-        return names
 
     def _begin(self, std: float, residual_std: float) -> None:
         """Draw all matrices; set biases to zero. Layer norms begin as they are."""
@@ -397,6 +417,21 @@ class GPT(Pretrained):
                 nn.init.normal_(parameter, std=std)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+
+
+def gpt_of(network: Any) -> GPT:
+    """Return a GPT-2 of transformers, whatever its head, as a GPT in evaluation mode.
+
+    Raises
+    ------
+    InputError
+        For settings that `GPT` does not have.
+    """
+    config = network.config.to_dict()
+    gelu = _published_gelu("the configuration", config)
+    with torch.random.fork_rng([]):  # the weights that are drawn are replaced
+        net = GPT.from_gpt2(network.base_model.state_dict(), heads=config["n_head"], gelu=gelu)
+    return net.to(network.device).eval()
 
 
 class TokenHead(nn.Linear):
@@ -476,6 +511,40 @@ def _draw(
     return ids.gather(1, torch.multinomial(chances, 1, generator=generator))
 
 
+_WHOLE = {"wte": "embed.token", "wpe": "embed.position", "ln_f": "head.norm"}
+_PARTS = {  # of a block
+    "ln_1": "norm_attention",
+    "attn.c_attn": "attention.qkv",
+    "attn.c_proj": "attention.out",
+    "ln_2": "norm_feed_forward",
+    "mlp.c_fc": "feed_forward.up",
+    "mlp.c_proj": "feed_forward.down",
+}
+
+
+def _gpt2_names(depth: int) -> dict[str, str]:
+    """Map names of the weights in a published GPT-2 to ours."""
+    places = dict(_WHOLE)
+    for i in range(depth):
+        places |= {f"h.{i}.{name}": f"body.blocks.{i}.{ours}" for name, ours in _PARTS.items()}
+    return {
+        f"{name}.{kind}": f"{ours}.{kind}"
+        for name, ours in places.items()
+        for kind in ("weight", "bias")
+        if kind == "weight" or not ours.startswith("embed")
+    }
+
+
+def _depth_of(state: Mapping[str, Any]) -> int:
+    """Count the blocks in the weights of a published GPT-2."""
+    return len({found[1] for name in state if (found := re.match(r"h\.(\d+)\.", name))})
+
+
+def _transposed(name: str, weight: Tensor) -> Tensor:
+    """Transpose the matrices of blocks, which a published GPT-2 has as (in, out)."""
+    return weight.T if name.startswith("h.") and weight.ndim == 2 else weight
+
+
 _GELUS: dict[str, Gelu] = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
 # Settings of a GPT-2 that change what it computes, with the only value that GPT has.
 _SETTINGS: dict[str, tuple[Any, Any]] = {
@@ -488,9 +557,8 @@ _SETTINGS: dict[str, tuple[Any, Any]] = {
 _BIN = "pytorch_model.bin"
 
 
-def _published_gelu(folder: Path, config: dict[str, Any]) -> Gelu:
+def _published_gelu(path: Path | str, config: dict[str, Any]) -> Gelu:
     """Return the gelu of a GPT-2, after a check of all settings that GPT does not have."""
-    path = folder / CONFIG
     for name, (expected, default) in _SETTINGS.items():
         if config.get(name, default) != expected:
             raise InputError(

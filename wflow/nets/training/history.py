@@ -11,6 +11,7 @@ import torch
 import xarray
 
 from wflow._core.errors import InputError
+from wflow._core.extras import install
 from wflow._version import __version__
 from wflow.analysis.fits import json_number
 
@@ -191,8 +192,8 @@ def check_tensorboard() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise InputError(
-            f"tensorboard=True needs the package tensorboard ({error}): pip install tensorboard, "
-            "or leave the flag out"
+            f"tensorboard=True needs the package tensorboard ({error}); install it with: "
+            f"{install('tensorboard')}, or leave the flag out"
         ) from None
     return SummaryWriter
 

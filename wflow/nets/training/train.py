@@ -719,6 +719,7 @@ def train(
     overwrite: bool = False,
     label: str = "",
     tensorboard: bool = False,
+    log: Callable[[int, Mapping[str, float]], object] | None = None,
 ) -> "Dataset":
     """Train a network in place.
 
@@ -751,6 +752,11 @@ def train(
         Name for the progress bar and the metrics.
     tensorboard : bool, default False
         Write the numbers to `out`/tensorboard, too.
+    log : callable, optional
+        Function ``log(step, numbers)`` for another logger, called in process 0 with the loss, its
+        parts, gradient_norm, rate and seconds of every step, and with what `evaluate` returned and
+        the number of steps done. The steps never decrease; a resumed training begins with those
+        after its checkpoint. What it raises ends the training.
 
     Returns
     -------
@@ -795,6 +801,8 @@ def train(
     flags = {"resume": resume, "overwrite": overwrite, "tensorboard": tensorboard}
     resume, overwrite, tensorboard = (switch(value, name) for name, value in flags.items())
     _check_given(model, objective, config, evaluate, label)
+    if log is not None:
+        function(log, "log", "step and numbers")
     if isinstance(config.optimizer, Method) and config.optimizer.workers > 1:
         check_main_guard()
     folder = None if out is None else path_of(out, "out")
@@ -838,12 +846,18 @@ def train(
             saved = None  # as large as three networks
         caught = stack.enter_context(_caught(folder))
         first = processes.rank == 0
-        log = stack.enter_context(tensorboard_log(board if first else None, run.done))
+        written = stack.enter_context(tensorboard_log(board if first else None, run.done))
+
+        def tell(step: int, numbers: Mapping[str, float]) -> None:
+            written(step, numbers)
+            if log is not None and first:
+                log(step, dict(numbers))
+
         shown = progress(config.steps, label, enabled=first, bar=not processes.others)
         advance = stack.enter_context(shown)
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(processes.device)
-        run.go(caught, advance, log)
+        run.go(caught, advance, tell)
         signum = processes.any_signal(caught)
     if signum:
         where = (

@@ -1,4 +1,3 @@
-"use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -102,20 +101,18 @@
 
   // Tokens, on a canvas
   // -------------------
-  class Sphere {
+  class Player {
     constructor(figure, spec) {
-      Object.assign(this, { figure, spec, frame: 0, yaw: (32 * Math.PI) / 180, pitch: (24 * Math.PI) / 180 });
+      Object.assign(this, { spec, frame: 0 });
       this.canvas = figure.querySelector("canvas");
-      this.pen = this.canvas.getContext("2d");
+      this.globe = new Globe(this.canvas);
       this.slider = figure.querySelector("input[type=range]");
       this.button = figure.querySelector(".play");
       this.output = figure.querySelector("output");
       this.turn = figure.querySelector(".turn");
       this.tint = figure.querySelector(".tint");
-      this.points = new Int16Array(bytes(spec.xyz));
+      this.points = Float32Array.from(new Int16Array(bytes(spec.xyz)), (v) => (v * 1.5) / 32767);
       this.playing = false;
-      this.flat = spec.axes === 2;
-      this.canvas.classList.toggle("flat", this.flat);
       figure.querySelector(".live").hidden = false;
       figure.querySelector(".static").hidden = true;
       if (this.turn) this.turn.checked = false;
@@ -123,31 +120,10 @@
       this.button.addEventListener("click", () => this.play(!this.playing));
       this.tint.addEventListener("change", () => this.paint());
       if (this.turn) this.turn.addEventListener("change", () => this.run());
-      if (!this.flat) this.listen();
-      new ResizeObserver(() => this.paint()).observe(this.canvas);
       this.show(0);
       // The first of the page plays, or shows its end where motion is not wanted.
-      if (!spheres.length && !calm) this.play(true);
-      else if (!spheres.length) this.show(spec.times.length - 1);
-    }
-
-    listen() {
-      const at = { x: 0, y: 0, down: false };
-      this.canvas.addEventListener("pointerdown", (e) => { Object.assign(at, { x: e.clientX, y: e.clientY, down: true }); this.canvas.setPointerCapture(e.pointerId); });
-      this.canvas.addEventListener("pointermove", (e) => {
-        if (!at.down) return;
-        this.rotate((e.clientX - at.x) * 0.008, (e.clientY - at.y) * 0.008);
-        Object.assign(at, { x: e.clientX, y: e.clientY });
-      });
-      for (const end of ["pointerup", "pointercancel"]) this.canvas.addEventListener(end, () => (at.down = false));
-      const keys = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, -0.1], ArrowDown: [0, 0.1] };
-      this.canvas.addEventListener("keydown", (e) => { if (keys[e.key]) { e.preventDefault(); this.rotate(...keys[e.key]); } });
-    }
-
-    rotate(right, down) {
-      this.yaw -= right;
-      this.pitch = Math.max(-Math.PI / 2, Math.min(Math.PI / 2, this.pitch + down));
-      this.paint();
+      if (!players.length && !calm) this.play(true);
+      else if (!players.length) this.show(spec.times.length - 1);
     }
 
     show(frame) {
@@ -175,7 +151,7 @@
       const step = (now) => {
         const turning = this.turn && this.turn.checked;
         if (!this.playing && !turning) { this.loop = 0; return; }
-        if (turning && before !== undefined) this.yaw += (now - before) * 0.0003;
+        if (turning && before !== undefined) this.globe.yaw += (now - before) * 0.0003;
         before = now;
         if (this.playing && (this.since === undefined || now - this.since >= pause)) {
           if (this.since !== undefined) {
@@ -189,95 +165,19 @@
       this.loop = requestAnimationFrame(step);
     }
 
-    // Right, up and towards the viewer of a point.
-    seen(x, y, z) {
-      const ca = this.ca, sa = this.sa, ce = this.ce, se = this.se;
-      return [-sa * x + ca * y, -se * (ca * x + sa * y) + ce * z, ce * (ca * x + sa * y) + se * z];
-    }
-
     paint() {
-      const scale = window.devicePixelRatio || 1, side = Math.round(this.canvas.clientWidth * scale);
-      if (!side) return;
-      if (this.canvas.width !== side) this.canvas.width = this.canvas.height = side;
-      [this.ca, this.sa, this.ce, this.se] = [Math.cos(this.yaw), Math.sin(this.yaw), Math.cos(this.pitch), Math.sin(this.pitch)];
-      const pen = this.pen, mid = side / 2, radius = side * 0.43;
-      const at = (p) => [mid + radius * p[0], mid - radius * p[1]];
-      pen.clearRect(0, 0, side, side);
-      pen.fillStyle = colour("ball");
-      pen.strokeStyle = colour("ball-edge");
-      pen.lineWidth = scale;
-      pen.beginPath(); pen.arc(mid, mid, radius, 0, 2 * Math.PI); pen.fill(); pen.stroke();
-      if (!this.flat) this.grid(pen, at, scale);
-      this.axes(pen, at, scale);
-      const n = this.spec.tokens, k = this.spec.axes, unit = 1.5 / 32767, start = this.frame * n * k;
-      const drawn = [];
-      for (let i = 0; i < n; i++) {
-        const p = start + i * k, x = this.points[p] * unit, y = this.points[p + 1] * unit;
-        drawn.push([i, ...(this.flat ? [x, y, 1] : this.seen(x, y, this.points[p + 2] * unit))]);
-      }
-      drawn.sort((a, b) => a[3] - b[3]);
-      const size = Math.max(1.6, Math.min(5, 70 / Math.sqrt(n))) * scale;
-      const near = rgb(colour("near")), far = rgb(colour("far")), byStart = this.tint.value === "start";
-      for (const [i, x, y, z] of drawn) {
-        const w = 0.55 * ((z + 1) / 2) + (z >= 0 ? 0.45 : 0);
-        if (byStart) {
-          const a = this.points[i * k], b = this.points[i * k + 1], c = k > 2 ? this.points[i * k + 2] * unit : 0;
-          pen.fillStyle = `hsl(${Math.round((Math.atan2(b, a) * 180) / Math.PI + 360) % 360} 75% ${Math.round(50 + 18 * c)}% / ${0.35 + 0.65 * w})`;
-        } else {
-          pen.fillStyle = `rgb(${near.map((v, m) => Math.round(far[m] + (v - far[m]) * w)).join(" ")})`;
-        }
-        const [u, v] = at([x, y]);
-        pen.beginPath(); pen.arc(u, v, size * (0.7 + 0.3 * w), 0, 2 * Math.PI); pen.fill();
-      }
+      const size = this.spec.tokens * this.spec.axes, at = (frame) => this.points.subarray(frame * size, (frame + 1) * size);
+      this.globe.show(at(this.frame), this.spec.d, this.tint.value === "start" ? at(0) : null);
       this.canvas.dataset.frame = this.frame;
     }
-
-    grid(pen, at, scale) {
-      pen.lineWidth = 0.7 * scale;
-      const curve = (point) => {
-        for (const front of [false, true]) {
-          pen.globalAlpha = front ? 0.55 : 0.18;
-          pen.beginPath();
-          let open = false;
-          for (let m = 0; m <= 72; m++) {
-            const p = this.seen(...point((m * Math.PI) / 36));
-            if ((p[2] >= 0) === front) { open ? pen.lineTo(...at(p)) : pen.moveTo(...at(p)); open = true; } else open = false;
-          }
-          pen.stroke();
-        }
-      };
-      for (let k = -2; k <= 2; k++) curve((a) => [Math.cos((k * Math.PI) / 6) * Math.cos(a), Math.cos((k * Math.PI) / 6) * Math.sin(a), Math.sin((k * Math.PI) / 6)]);
-      for (let k = 0; k < 6; k++) curve((a) => [Math.cos(a) * Math.cos((k * Math.PI) / 6), Math.cos(a) * Math.sin((k * Math.PI) / 6), Math.sin(a)]);
-      pen.globalAlpha = 1;
-    }
-
-    axes(pen, at, scale) {
-      const names = this.spec.d > 3 ? ["PC1", "PC2", "PC3"] : ["x₁", "x₂", "x₃"];
-      pen.fillStyle = colour("soft");
-      pen.font = `${13 * scale}px system-ui, sans-serif`;
-      pen.textAlign = "center"; pen.textBaseline = "middle";
-      for (let k = 0; k < this.spec.axes; k++) {
-        const e = [0, 0, 0]; e[k] = 1;
-        const p = this.flat ? [e[0], e[1], 1] : this.seen(...e);
-        pen.globalAlpha = p[2] >= 0 ? 1 : 0.45;
-        pen.lineWidth = scale;
-        pen.beginPath(); pen.moveTo(...at(p)); pen.lineTo(...at(p.map((v) => 1.07 * v))); pen.stroke();
-        pen.fillText(names[k], ...at(p.map((v) => 1.12 * v)));
-      }
-      pen.globalAlpha = 1;
-    }
-  }
-  function rgb(hex) {
-    const n = parseInt(hex.slice(1), 16);
-    return [n >> 16, (n >> 8) & 255, n & 255];
   }
 
   // The page: contents, choice of a run, what is drawn when it is seen
   // ------------------------------------------------------------------
-  const spheres = [];
+  const players = [];
   function see(figure) {
     if (figure.dataset.chart) draw(figure);
-    else if (data.clouds[figure.dataset.cloud]) spheres.push(new Sphere(figure, data.clouds[figure.dataset.cloud]));
+    else if (data.clouds[figure.dataset.cloud]) players.push(new Player(figure, data.clouds[figure.dataset.cloud]));
   }
   const watch = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) { watch.unobserve(entry.target); see(entry.target); }
@@ -311,7 +211,7 @@
 
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     document.querySelectorAll("figure[data-drawn]").forEach(draw);
-    spheres.forEach((sphere) => sphere.paint());
+    players.forEach((player) => player.paint());
   });
   window.addEventListener("beforeprint", () => {
     document.querySelectorAll(".static").forEach((part) => (part.hidden = false));

@@ -1,8 +1,8 @@
 """One HTML page of what `read` gives, which opens from disk and asks no network.
 
-The template is `page.html`, with `page.css` and `page.js`, beside this module. Everything that
-comes from a file is text for the page and never markup, and the policy of the page admits no script
-but the two that this module puts into it, by their digests.
+The template is `page.html`, with `page.css` and `page.js`, beside this module, and `globe.js` above
+it. Everything that comes from a file is text for the page and never markup, and the policy of the
+page admits no script but the two that this module puts into it, by their digests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 from wflow._core.checks import path_of, shown, switch
 from wflow._core.errors import InputError, RunFileError
 from wflow._core.invocation import shell_line
-from wflow._core.printable import printable
+from wflow._core.printable import printable, without_latex
 from wflow._version import __version__
 from wflow.analysis.description import with_error
 from wflow.plots.charts import Chart, escaped, plain
@@ -72,8 +72,8 @@ def write(
         Run file, ``.partial`` of an unfinished run, folder of a study, or a run in memory.
     out : path_like, optional
         The page, ``*.html``. Default: ``report.html`` in the folder, ``RUN.html`` beside the run
-        file, and ``report.html`` in the current folder for a run in memory. An earlier report is
-        replaced.
+        file, and ``report.html`` in the current folder for a run in memory; ``*_light.html`` for
+        a light one. An earlier report is replaced.
     light : bool, default False
         Write a static page of less than 500 kB, with small figures and without a player. Of a study
         it has three runs at most.
@@ -124,6 +124,8 @@ def write(
             known = section.name.endswith((".h5", ".hdf5", ".nc"))  # dt0.01 must not become dt0
             stem = Path(section.name).stem if known else section.name
             place, page = path.with_name(f"{stem}.html"), _page_of_run(section)
+    if light:  # beside the whole page
+        place = place.with_name(f"{place.stem}_light.html")
     if out is not None:
         place = path_of(out, "out")
         if place.suffix != ".html" or place.is_dir():
@@ -170,6 +172,7 @@ class Page:
         style, script, frame = (
             (folder / f"page.{kind}").read_text("utf-8") for kind in ("css", "js", "html")
         )
+        script = (folder.parent / "globe.js").read_text("utf-8") + script
         plots = "" if light else _plot_library()
         body, scripts = self.body, ""
         if not plots and not light:
@@ -223,8 +226,8 @@ def _plot_library() -> str:
 
 
 def _prose(value: Any) -> str:
-    """Convert any value to text of a page, with what stands between backticks as code."""
-    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escaped(value))
+    """Convert any value to text of a page: backticks as code, formulas as plain text."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escaped(without_latex(str(value))))
 
 
 def _absent(why: str) -> str:
@@ -360,6 +363,7 @@ def _cloud_figure(cloud: DrawnTokens, name: str) -> str:
     last = len(cloud.times) - 1
     caption = escaped(cloud.caption)
     start = f"t = {time_texts(cloud.times)[0]}"
+    few = f"<p>{MAX_PANELS} of the snapshots are drawn.</p>" if last >= MAX_PANELS else ""
     turn = (
         '<label class="check"><input type="checkbox" class="turn"> turn</label>'
         "<p>Drag the sphere, or use the arrow keys on it.</p>"
@@ -373,7 +377,8 @@ def _cloud_figure(cloud: DrawnTokens, name: str) -> str:
         '<label>colour <select class="tint"><option value="depth">depth</option>'
         '<option value="start">place at the first time</option></select></label>'
         f"{turn if cloud.points.shape[2] == 3 else ''}</div></div>"
-        f'<div class="static">{_cloud_svg(cloud)}</div><figcaption>{caption}</figcaption></figure>'
+        f'<div class="static">{_cloud_svg(cloud)}{few}</div><figcaption>{caption}</figcaption>'
+        "</figure>"
     )
 
 
@@ -524,8 +529,9 @@ def _checks_html(section: Section) -> str:
     verdict = escaped(section.verdict().partition(";")[0])
     return (
         f"<p>{verdict}{which}</p>"
+        f"<details{' open' if 'fail' in verdict else ''}><summary>All checks</summary>"
         f'<div class="scroll"><table class="checks"><thead><tr>{head}</tr></thead><tbody>'
-        f"{''.join(rows)}</tbody></table></div>"
+        f"{''.join(rows)}</tbody></table></div></details>"
     )
 
 
@@ -612,7 +618,7 @@ def _conclusion_of_study(study: Study) -> str:
 def _findings_html(findings: Sequence[Mapping[str, str]]) -> str:
     if not findings:
         return ""
-    badges = {"confirmed": "pass", "not confirmed": "fail"}
+    badges = {"confirmed": "pass", "consistent": "pass", "not confirmed": "fail"}
 
     def badge(verdict: str) -> str:
         return badges.get(verdict.removesuffix(" at this size"), "part")

@@ -43,9 +43,10 @@ if TYPE_CHECKING:
 RUNS = 12  # of a study that have a section
 POSITIONS = 150_000  # of tokens, on the whole page
 PICTURES = 700_000  # bytes of the figures of a study on its page
-SECONDS = 1.5  # of checks and clusters, on the whole page
+SECONDS = 30.0  # of checks and clusters, on the whole page
 SCALE = 0.1  # radians, of the clusters
 _PAIRS_PER_SECOND, _BYTES_PER_SECOND, _SECONDS_PER_READ = 1e9, 3e8, 2.5e-3
+_REFINED = 2000  # evaluations: 64 paths, up to 15 steps of two stages
 _LOADED = 2**26  # bytes of a run that is read at once: each read takes a millisecond
 _FAULTS = (WflowError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _OTHERS = "all other checks"
@@ -468,7 +469,7 @@ class DrawnTokens:
         whose = f"Tokens of path {int(ds['snapshot_path'][0])}"
         whose = "Means of the tokens over the paths" if means else whose
         number = f"all {n:,}" if drawn == n else f"{drawn:,} of the {n:,}"
-        caption = f"{whose}: {number} tokens at {len(times)} of the {frames} recorded times."
+        caption = f"{whose}: {number} tokens at {len(times)} of the {frames} snapshots."
         points = unit
         if d > 3:
             axes, shares = principal_axes(unit.reshape(-1, d), 3)
@@ -625,6 +626,7 @@ def _cost(ds: Dataset, file: Path | None, config: Mapping[str, Any]) -> float:
         clouds += 2 * ds.sizes.get("time", 0)
     replay = 8 * config.get("save", {}).get("every", 1) * pairs  # two paths, up to four stages
     work = clouds * pairs + (replay if replay < 4e10 else 0.0)
+    work += min(_REFINED * pairs, 5e9)  # the first step in finer ones
     size = ds.nbytes if file is None else file.stat().st_size
     reads = 60 + 4 * snapshots
     return work / _PAIRS_PER_SECOND + 2 * size / _BYTES_PER_SECOND + reads * _SECONDS_PER_READ

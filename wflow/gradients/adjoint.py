@@ -8,15 +8,14 @@ noise is that of the run, drawn again from its key, and held fast, as the length
 from __future__ import annotations  # the signature of `gradient` shows short names
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.adaptive import AdaptiveSteps, Dopri5, legs
+from wflow._core.adaptive import Dopri5
 from wflow._core.checks import (
     Direction,
     FlowName,
@@ -27,22 +26,22 @@ from wflow._core.checks import (
     shown,
     switch,
 )
-from wflow._core.errors import BlowUpError, InputError, warn
+from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, warn
 from wflow._core.memory import check_memory
-from wflow._core.rng import TOKEN_NOISE, CounterNormals
-from wflow._core.tableaux import Tableau, moved
+from wflow._core.tableaux import Tableau, Times, moved
 from wflow._core.threads import numba_threads
-from wflow.attention.flows import FLOWS, Flow, evaluator
+from wflow.attention.flows import FLOWS, Flow
 from wflow.gradients.laws import ADJOINTS, LawAdjoint
 from wflow.gradients.losses import Energy
 from wflow.heads.laws import QKV, HeadLaw
 from wflow.heads.matrices import Matrices
-from wflow.heads.process import HeadProcess, HeadStep
+from wflow.heads.process import HeadStep
 from wflow.kernels.evaluate import EXACT, velocity_adjoint
-from wflow.particles.integrate import MAX_SCORE, MAX_STEP
+from wflow.particles.integrate import AdaptiveBatch
+from wflow.particles.integrate import Batch as ParticleBatch
 from wflow.particles.options import Compute, SaveAt
 from wflow.particles.problem import Problem, problem_of
-from wflow.particles.schemes import Stage, StageAt, attempt
+from wflow.particles.schemes import Stage
 from wflow.sphere.geometry import exponential_unchecked, normalise_unchecked, project_unchecked
 
 Array = NDArray[np.floating]
@@ -282,207 +281,126 @@ def _lost(loss: Callable[[Array], Any], tokens: Array) -> tuple[float, Array]:
 # --------------------------------
 
 
-class Step(NamedTuple):
-    """Step of a plan: its number, by which random numbers are drawn, start and length."""
+class Record(NamedTuple):
+    """A step, from which its adjoint forms its stages again.
+
+    number, t, dt : number, by which random numbers are drawn, start and length
+    x : tokens at its start, (paths, n, d)
+    move : the step of the heads
+    velocities : of each stage, (paths, n, d)
+    """
 
     number: int
     t: float
     dt: float
-
-
-class Record(NamedTuple):
-    """A step with all that its adjoint reads.
-
-    points, D, values : tokens (paths, n, d) and matrices of each stage
-    norms : (paths, n, 1) of what became the points; one for the first, which is where it starts
-    after, norm : tokens at its end, and the norms of what became these
-    noise : (paths, n, d), of the tokens before it is made tangent; None without
-    """
-
-    step: Step
+    x: Array
     move: HeadStep
-    points: list[Array]
-    norms: list[Array]
-    D: list[Matrices]
-    values: list[Matrices | None]
-    after: Array
-    norm: Array
-    noise: Array | None
+    velocities: list[Array]
 
 
-class Batch:
-    """Some paths of a run: their steps forward and back.
+class Sink:
+    """Where a batch of `particles.integrate` leaves tokens and heads at the snapshots.
 
-    Attributes
-    ----------
-    steps : their number
-    places : number of steps before a snapshot -> its place
-    tokens, heads : at the snapshots, (paths, snapshots, n, d) and (paths, snapshots, heads, d, d)
+    It stands for `runs.driver.Paths`; a path that blows up ends the run.
     """
 
     def __init__(self, problem: Problem, first: int, last: int) -> None:
-        self.problem, self.scheme = problem, problem.scheme
+        self.first, self.last = first, last
+        self.lost, self.warned = np.zeros(last - first, bool), set[str]()
+        shape, count = problem.x0.shape[-2:], len(problem.snapshot_steps)
+        self.tokens = np.empty((last - first, count, *shape))
+        self.heads = np.empty((last - first, count, *problem.scores.shape))
+        self.places: dict[int, int] = {}  # number of steps before a snapshot -> its place
+        self.steps = 0  # so far
+
+    def write(self, name: str, index: tuple[Any, ...], values: ArrayLike) -> None:
+        if name == "tokens":
+            self.tokens[:, index[1]] = values
+            self.places[self.steps] = index[1]
+        elif name == "heads":
+            self.heads[index[0] - self.first, index[1]] = values
+
+    def lose(self, path: int, error: BlowUpError) -> NoReturn:
+        raise error
+
+
+class Batch:
+    """Some paths of a run: their steps forward, and again from states at some of them."""
+
+    def __init__(self, problem: Problem, first: int, last: int) -> None:
         self.rows = slice(first, last)
-        self.numbers = range(problem.first_path + first, problem.first_path + last)
-        self.process = HeadProcess(
-            problem.law, problem.scores, seed=problem.seed, paths=self.numbers
-        )
-        self.normals = CounterNormals(problem.seed)
-        self._velocity = evaluator(
-            problem.flow,
-            direction=problem.direction,
-            causal=problem.causal,
-            symmetric=bool(problem.save.budget),
-            sums=problem.sums,
-        )
-        x0 = problem.x0 if problem.x0.ndim == 2 else problem.x0[first:last]
-        self.x0 = np.array(np.broadcast_to(x0, (last - first, *x0.shape[-2:])), order="C")
-        self.D0 = self.process.D
-        if problem.control is None:
-            self._plan, places = None, problem.snapshot_steps.tolist()
-        else:
-            self._plan, places = self._adaptive_plan(problem.control)
-        self.steps = problem.steps if self._plan is None else len(self._plan)
-        self.places = {place: at for at, place in enumerate(places)}
-        # All stages are kept if they fit, else those of one segment and the states between them.
-        steps = self.steps
-        fit = steps * (last - first) * _step_bytes(problem) <= _BYTES
-        self.every = steps if fit else math.isqrt(steps - 1) + 1
+        self.sink = Sink(problem, first, last)
+        # Sums of both tokens of a pair at once as in the run, without the terms of its budget.
+        save = replace(problem.save, budget=False, paths=tuple(range(problem.paths)), heads=True)
+        kind = ParticleBatch if problem.control is None else AdaptiveBatch
+        self.solver = kind(
+            replace(problem, save=save), self.sink, None,  # type: ignore[arg-type]
+            symmetric=bool(problem.save.budget), taken=self._take,
+        )  # fmt: skip
+        self._start = 0, _copied(self.solver.state())
+        # Steps of a segment, whose records are in memory together: as many as fit.
+        self._every = max(1, int(_BYTES // ((last - first) * _record_bytes(problem))))
 
-    def _at(self, k: int) -> Step:
-        dt = self.problem.dt
-        return Step(k, k * dt, dt) if self._plan is None else self._plan[k]
+    def forward(self, keep: bool) -> None:
+        """Compute the run; keep states at the start of each segment, and the last segment.
 
-    def forward(self) -> None:
-        """Compute the run; keep the states at the start of each segment, and the last segment."""
-        x: Array = self.x0
-        D = self.D0
-        self._states: list[tuple[Array, Matrices]] = []
-        tokens, heads = {0: x}, {0: D}
-        self._held = (self.steps - 1) // self.every  # the segment whose records are in memory
-        self._records: list[Record] = []
-        for k in range(self.steps):
-            if k % self.every == 0:
-                self._states.append((x, D))
-            record, D = self._step(self._at(k), x, D)
-            x = record.after
-            if k // self.every == self._held:
-                self._records.append(record)
-            if k + 1 in self.places:
-                tokens[k + 1], heads[k + 1] = x, D
-        self.tokens = np.stack([tokens[place] for place in self.places], axis=1)
-        self.heads = np.stack([heads[place] for place in self.places], axis=1)
+        There are at most as many segments as steps in each of them: both grow like the root of the
+        number of steps, which adaptive steps do not know before.
+        """
+        self._states = list[tuple[int, dict[str, Array]]]()
+        self._records = list[Record]()
+        self._keep, self.sink.steps, end = keep, 0, self.solver.problem.steps
+        step = self._restore(self._start)
+        while step <= end:
+            number, place = divmod(self.sink.steps, self._every)
+            if keep and step < end and not place and number == len(self._states):
+                self._states.append((step, _copied(self.solver.state())))
+                self._records = []
+                if number % 2 == 0 and number >= self._every:
+                    self._states, self._every = self._states[::2], 2 * self._every
+            step = self.solver.advance(step)
+        self.steps, self._held = self.sink.steps, len(self._states) - 1
 
-    def _check(self, step: Step, terms: Mapping[str, Array], D: Matrices) -> None:
-        """Raise BlowUpError for a path that `wflow.solve` would give up."""
-        turn, score = step.dt * terms["max_speed"], terms["max_score"]
-        good = (turn <= MAX_STEP) & (score <= MAX_SCORE)  # false for NaN
-        if not good.all():
-            self._blow_up(
-                f"the step dt = {step.dt:g} blows up", int(np.argmin(good)), step.t, D,
-                "a smaller dt, or weaker heads",
-            )  # fmt: skip
+    def forget(self) -> None:
+        """Free the records and states."""
+        self._states, self._records = [], []
 
-    def _blow_up(self, what: str, place: int, t: float, D: Matrices, remedy: str) -> NoReturn:
-        path = self.numbers[place]
-        raise BlowUpError(
-            f"{what} at time {t:g} in path {path}: there is no gradient; take {remedy}",
-            time=t,
-            path=path,
-            score=float(np.linalg.norm(D[place], axis=(1, 2)).max()),
-        )
+    def _restore(self, start: tuple[int, dict[str, Array]]) -> int:
+        step, state = start
+        self.solver.restore(_copied(state))
+        return step
+
+    def _take(
+        self, number: int, t: Times, dt: Times, x: Array, move: HeadStep, stages: list[Stage]
+    ) -> None:
+        self.sink.steps += 1
+        if self._keep:
+            t, dt = (float(np.ravel(of)[0]) for of in (t, dt))
+            velocities = [stage.velocity for stage in stages]
+            self._records.append(Record(number, t, dt, x, move, velocities))
 
     def segments(self) -> Iterator[list[Record]]:
         """Yield the records of the segments, the last first."""
-        for segment in reversed(range(len(self._states))):
+        for segment in range(len(self._states) - 1, -1, -1):
             if segment != self._held:
-                x, D = self._states[segment]
                 self._held, self._records = segment, []
-                first = segment * self.every
-                for k in range(first, min(first + self.every, self.steps)):
-                    record, D = self._step(self._at(k), x, D)
-                    x = record.after
-                    self._records.append(record)
+                self.sink.steps = segment * self._every
+                step = self._restore(self._states[segment])
+                while self.sink.steps < min(self.steps, (segment + 1) * self._every):
+                    step = self.solver.advance(step)
             yield self._records
 
-    def _step(self, step: Step, x: Array, D: Matrices) -> tuple[Record, Matrices]:
-        """Return a step, as `particles.schemes.advance` takes it, and the heads at its end."""
-        number, t, dt = step
-        self.process.D = D
-        move = self.process.begin(number, t, dt, self.scheme)
-        values_at = self.process.values(t)
-        points, norms, heads = [x], [np.ones((*x.shape[:2], 1))], [D]
-        values: list[Matrices | None] = []
-        slopes: list[Array] = []
-        for at in range(self.scheme.stages):
-            node, row, share = self.scheme.row(at)
-            if at:
-                inner = moved(x, dt, row, slopes)
-                norms.append(_norms(inner))
-                points.append(normalise_unchecked(inner))
-                heads.append(move.stage(node, row, share)[0])
-            found = values_at(t + node * dt)
-            values.append(self.problem.values if found is None else found)
-            evaluation = self._velocity(points[-1], heads[-1], values=values[-1])
-            if not at and self.problem.control is None:
-                self._check(step, evaluation.terms, D)
-            slopes.append(evaluation.velocity)
-        start, noise = x, None
-        if self.problem.kappa:
-            size = math.sqrt(2 * self.problem.kappa * dt)
-            noise = size * self.normals.draw_paths(
-                x.shape[1:], paths=self.numbers, step=number, purpose=TOKEN_NOISE
-            )
-            start = exponential_unchecked(x, project_unchecked(x, noise))
-        end = moved(start, dt, self.scheme.weights, slopes)
-        self.process.D = move.end(self.scheme.weights)
-        self.process.jump(number, t, dt)
-        record = Record(
-            step, move, points, norms, heads, values, normalise_unchecked(end), _norms(end), noise
-        )
-        return record, self.process.D
 
-    def _stage_at(self, start: float) -> StageAt:
-        """Return a function that evaluates stages of adaptive steps, in a leg from `start` on."""
-        values_at = self.process.values(start)
-
-        def stage_at(times: Array, x: Array, D: Matrices, drift: Matrices | None) -> Stage:
-            found = values_at(float(times[0]))
-            values = self.problem.values if found is None else found
-            return Stage(self._velocity(x, D, values=values).velocity, {}, drift)
-
-        return stage_at
-
-    def _adaptive_plan(self, control: Dopri5) -> tuple[list[Step], list[int]]:
-        """Return the steps that "dopri5" takes for this path, and those before each snapshot."""
-        problem, process, steps = self.problem, self.process, AdaptiveSteps(control, 1)
-        process.restore(self.D0)
-        x, plan, places = self.x0.copy(), list[Step](), {0: 0}
-        marks = np.union1d(problem.record_steps, problem.snapshot_steps).tolist()
-        for mark, following in pairwise(marks):
-            dt = problem.dt
-            for start, end in legs(mark * dt, following * dt, process.breaks()):
-                within, stage_at = process.within(start, end - start), self._stage_at(start)
-                drift = within(process.D, steps.time)
-                first = stage_at(steps.time, x, process.D, drift)
-                while steps.time[0] < end:
-                    t, number = float(steps.time[0]), len(plan)
-                    _, lengths, _ = attempt(steps, x, process.D, end, first, within, stage_at)
-                    plan += [Step(number, t, float(length)) for length in lengths]
-                    if steps.stuck or not np.isfinite(x).all():
-                        self._blow_up(
-                            "no step is short enough for the tolerances of Dopri5", 0, t,
-                            process.D, "weaker heads, an earlier t_final or a larger rtol",
-                        )  # fmt: skip
-                process.jump(mark, start, end - start)
-            places[following] = len(plan)
-        return plan, [places[step] for step in problem.snapshot_steps.tolist()]
+def _copied(state: dict[str, Array]) -> dict[str, Array]:
+    """Return a copy, except of heads at rest, which are in memory once for all paths."""
+    return {name: of if of.strides[0] == 0 else of.copy() for name, of in state.items()}
 
 
-def _step_bytes(problem: Problem) -> int:
-    """Return the bytes of the stages of one step of a path."""
+def _record_bytes(problem: Problem) -> int:
+    """Return the bytes of a record of a step of a path."""
     n, d = problem.x0.shape[-2:]
-    return 8 * problem.scheme.stages * (2 * n * d + 2 * problem.heads * d * d)
+    stages, heads = problem.scheme.stages, problem.heads * d * d
+    return 8 * ((1 + stages) * n * d + (3 + stages) * heads)
 
 
 def _norms(x: Array) -> Array:
@@ -497,25 +415,25 @@ class Pullback:
     """The way back along a batch: cotangents of tokens and heads, and of what they depend on."""
 
     def __init__(self, batch: Batch, every_evaluation: bool) -> None:
-        self.batch, self.problem, self.scheme = batch, batch.problem, batch.scheme
-        shape = batch.D0.shape
-        adjoint = ADJOINTS.get(type(self.problem.law))
-        self.law: LawAdjoint | None = (
-            None if adjoint is None else adjoint(self.problem.law, shape[0])
-        )
-        self.x: Array = np.zeros_like(batch.x0)
-        self.D: Array = np.zeros(shape)
-        self.values = None if self.problem.values is None else np.zeros(shape)
+        self.batch, self.problem = batch, batch.solver.problem
+        self.scheme, law = self.problem.scheme, self.problem.law
+        self.shape = (batch.sink.last - batch.sink.first, *self.problem.scores.shape)
+        adjoint = ADJOINTS.get(type(law))
+        self.law: LawAdjoint | None = None if adjoint is None else adjoint(law, self.shape[0])
+        self.x: Array = np.zeros_like(batch.solver.x)
+        self.D: Array = np.zeros(self.shape)
+        given = self.problem.values is not None and law.values(0.0) is None
+        self.values = np.zeros(self.shape) if given else None
         self.heads: Array | None = None
         if every_evaluation:
             count = batch.steps * self.scheme.stages
-            self.heads = np.zeros((shape[0], count, *shape[1:]))
+            self.heads = np.zeros((self.shape[0], count, *self.shape[1:]))
 
     def run(self, of_tokens: Array, of_heads: Array | None) -> None:
         """Go back to the start, from cotangents at the snapshots (paths, snapshots, ...)."""
-        batch, k = self.batch, self.batch.steps
+        k = self.batch.steps
         self._add(k, of_tokens, of_heads)
-        for records in batch.segments():
+        for records in self.batch.segments():
             for record in reversed(records):
                 k -= 1
                 self._step(k, record)
@@ -524,7 +442,7 @@ class Pullback:
             self.law.initial(self.D)
 
     def _add(self, k: int, of_tokens: Array, of_heads: Array | None) -> None:
-        at = self.batch.places.get(k)
+        at = self.batch.sink.places.get(k)
         if at is not None:
             self.x = self.x + of_tokens[:, at]
             if of_heads is not None:
@@ -532,66 +450,87 @@ class Pullback:
 
     def _step(self, k: int, record: Record) -> None:
         """Transpose a step: x and D become the cotangents at its start."""
-        t, dt = record.step.t, record.step.dt
-        scheme, points = self.scheme, record.points
-        end = project_unchecked(record.after, self.x) / record.norm
+        number, t, dt, start, move, velocities = record
+        scheme, solver = self.scheme, self.batch.solver
+        noise = solver.token_noise(number)
+        diffused = start
+        if noise is not None:
+            diffused = exponential_unchecked(start, project_unchecked(start, noise))
+        end = _normalised_adjoint(moved(diffused, dt, scheme.weights, velocities), self.x)
         slopes = [dt * weight * end for weight in scheme.weights]
-        x: Array = end if record.noise is None else _geodesic_adjoint(points[0], record.noise, end)
+        x: Array = end if noise is None else _geodesic_adjoint(start, noise, end)
         of_heads: list[Array] = []
+        D = [move.inner(*scheme.row(at)[1:]) for at in range(scheme.stages)]
+        values_at = solver.heads.values(t)
         for at in reversed(range(scheme.stages)):
-            found = self._velocity(record, at, slopes[at])
+            inner = moved(start, dt, scheme.matrix[at], velocities[:at])
+            time = t + scheme.nodes[at] * dt
+            law_values = values_at(time)
+            found = velocity_adjoint(
+                normalise_unchecked(inner) if at else start,
+                D[at],
+                slopes[at],
+                values=self.problem.values if law_values is None else law_values,
+                flow=self.problem.flow.name,
+                direction=self.problem.direction,
+                causal=self.problem.causal,
+            )
             of_heads.insert(0, found.D)
             if self.heads is not None:
                 self.heads[:, k * scheme.stages + at] = found.D
-            self._take_values(found.values, t + scheme.nodes[at] * dt, t)
-            if at == 0:
-                x = x + found.x
-                continue
-            inner = project_unchecked(points[at], found.x) / record.norms[at]
-            x = x + inner
+            if found.values is not None:
+                if self.values is not None:
+                    self.values += found.values
+                elif self.law is not None:
+                    self.law.values(found.values, time, t)
+            of_inner = _normalised_adjoint(inner, found.x) if at else found.x
+            x = x + of_inner
             for j, entry in enumerate(scheme.matrix[at]):
                 if entry:
-                    slopes[j] += (dt * entry) * inner
+                    slopes[j] += (dt * entry) * of_inner
         self.x = x
+        if not np.isfinite(x).all():
+            self._overflow(t)
         if self.law is not None:
-            self._heads(self.law, record, of_heads)
+            self._heads(self.law, record, D, of_heads)
 
-    def _velocity(self, record: Record, at: int, cotangent: Array) -> Any:
-        return velocity_adjoint(
-            record.points[at],
-            record.D[at],
-            cotangent,
-            values=record.values[at],
-            flow=self.problem.flow.name,
-            direction=self.problem.direction,
-            causal=self.problem.causal,
+    def _overflow(self, t: float) -> NoReturn:
+        path = int(np.argmin(np.isfinite(self.x).all(axis=(1, 2))))
+        raise BlowUpError(
+            f"the derivatives leave the finite numbers on the way back to time {t:g} in path "
+            f"{self.batch.solver.numbers[path]}: the run is chaotic, or its flow too steep; take "
+            "an earlier t_final, or weaker heads",
+            time=t,
+            path=self.batch.solver.numbers[path],
+            score=float("inf"),
         )
 
-    def _take_values(self, cotangent: Array | None, t: float, start: float) -> None:
-        if cotangent is None:
-            return
-        if self.values is not None:
-            self.values += cotangent
-        if self.law is not None:
-            self.law.values(cotangent, t, start)
-
-    def _heads(self, law: LawAdjoint, record: Record, of_heads: list[Array]) -> None:
+    def _heads(
+        self, law: LawAdjoint, record: Record, D: list[Matrices], of_heads: list[Array]
+    ) -> None:
         """Transpose the step of the heads, D cotangents of the heads of its stages added."""
-        (_, t, dt), scheme, end = record.step, self.scheme, self.D
+        _, t, dt, _, move, _ = record
+        scheme, end = self.scheme, self.D
         law.jump(end, t, dt)
         slopes = [dt * weight * end for weight in scheme.weights]
         mean = np.zeros_like(end)
         total = end
         for at in reversed(range(scheme.stages)):
-            D = of_heads[at] + law.drift(slopes[at], record.D[at], t, dt)
-            total = total + D
+            of_stage = of_heads[at] + law.drift(slopes[at], D[at], t, dt)
+            total = total + of_stage
             if at:
                 _, row, share = scheme.row(at)
-                mean += share * D
+                mean += share * of_stage
                 for j, entry in enumerate(row):
-                    slopes[j] = slopes[j] + (dt * entry) * D
-        law.noise(end, mean, record.move)
+                    slopes[j] = slopes[j] + (dt * entry) * of_stage
+        law.noise(end, mean, move)
         self.D = total
+
+
+def _normalised_adjoint(y: Array, cotangent: Array) -> Array:
+    """Return the cotangent of y, where y/|y| has `cotangent`."""
+    norm = _norms(y)
+    return project_unchecked(y / norm, cotangent) / norm
 
 
 def _geodesic_adjoint(x: Array, noise: Array, end: Array) -> Array:
@@ -622,30 +561,31 @@ class Trajectory:
     def __init__(self, problem: Problem, every_evaluation: bool = False) -> None:
         problem.check_size(in_memory=True)  # what `wflow.solve` refuses, too
         self.problem, self.every_evaluation = problem, every_evaluation
-        step, every = _step_bytes(problem), problem.steps
-        if every * step > _BYTES:
-            every = math.isqrt(every - 1) + 1
+        record = _record_bytes(problem)
+        fit = problem.steps * record <= _BYTES
+        records = problem.steps if fit else 4 * (math.isqrt(problem.steps) + 1)
         # What the adjoint of a velocity takes, for each path.
-        own = 8 * problem.heads * problem.x0.shape[-2] * (4 * problem.x0.shape[-1] + 2)
-        most = max(1, _BYTES // max(every * step, own))
+        n, d = problem.x0.shape[-2:]
+        pairs = 8 * n * (problem.heads * (4 * d + 2) + d * (d + 1))
+        batch = max(1, _BYTES // max(records * record, pairs))
         if problem.control is not None:
-            most = 1  # paths have steps of their own
+            batch = 1  # paths have steps of their own
         elif problem.compute.batch is not None:
-            most = min(most, problem.compute.batch)
-        states = problem.steps / every + 2 * len(problem.snapshot_steps)
-        states += every_evaluation * problem.steps
-        check_memory(
-            problem.paths * states * step, "the gradient", "take fewer paths, steps or snapshots"
-        )
-        firsts = range(0, problem.paths, most)
-        self.batches = []
+            batch = min(batch, problem.compute.batch)
+        batch = min(batch, problem.paths)
+        kept = 2 * len(problem.snapshot_steps)
+        kept += every_evaluation * problem.steps * problem.scheme.stages
+        needed = batch * (records * record + pairs) + problem.paths * kept * record
+        check_memory(needed, "the gradient", "take fewer paths, steps or snapshots")
+        self._batches = [
+            Batch(problem, first, min(first + batch, problem.paths))
+            for first in range(0, problem.paths, batch)
+        ]
         with numba_threads(problem.compute.threads, "compute.threads"):
-            for first in firsts:
-                batch = Batch(problem, first, min(first + most, problem.paths))
-                batch.forward()
-                self.batches.append(batch)
-        self.tokens = np.concatenate([batch.tokens for batch in self.batches])
-        self.heads = np.concatenate([batch.heads for batch in self.batches])
+            for one in self._batches:
+                one.forward(keep=len(self._batches) == 1)
+        self.tokens = np.concatenate([one.sink.tokens for one in self._batches])
+        self.heads = np.concatenate([one.sink.heads for one in self._batches])
 
     def backward(
         self, value: float, of_tokens: Array, of_heads: Array | None, x0: ArrayLike
@@ -656,34 +596,37 @@ class Trajectory:
         ----------
         x0 : the initial tokens as they were given
         """
-        problem = self.problem
-        ways = []
+        problem, pullbacks = self.problem, list[Pullback]()
         with numba_threads(problem.compute.threads, "compute.threads"):
-            for batch in self.batches:
-                way = Pullback(batch, self.every_evaluation)
+            for batch in self._batches:
+                if len(self._batches) > 1:  # whose records are in memory one after the other
+                    batch.forward(keep=True)
+                found = Pullback(batch, self.every_evaluation)
                 rows = batch.rows
-                way.run(of_tokens[rows], None if of_heads is None else of_heads[rows])
-                ways.append(way)
-        x = np.concatenate([way.x for way in ways])
+                found.run(of_tokens[rows], None if of_heads is None else of_heads[rows])
+                if len(self._batches) > 1:
+                    batch.forget()
+                pullbacks.append(found)
+        x = np.concatenate([found.x for found in pullbacks])
         self._warn_growth(x, of_tokens)
         given = np.asarray(x0, np.float64)
         if given.ndim == 2:
             x = _added(x)
         largest = np.abs(given).max(axis=-1, keepdims=True)  # squares may leave the range
         x = project_unchecked(problem.x0, x) / _norms(given / largest) / largest
+        laws = [found.law for found in pullbacks if found.law is not None]
         law: dict[str, Any] = {}
-        if ways[0].law is not None:
-            for name in ways[0].law.sums:
-                total = _added(np.concatenate([way.law.sums[name] for way in ways if way.law]))
-                law[name] = total if total.ndim else float(total)
-        own = ways[0].law is not None
-        per_path = lambda name: np.concatenate([getattr(way, name) for way in ways])  # noqa: E731
+        for name in laws[0].sums if laws else ():
+            total = _added(np.concatenate([one.sums[name] for one in laws]))
+            law[name] = total if total.ndim else float(total)
+        D = np.concatenate([found.D for found in pullbacks])
+        values = [found.values for found in pullbacks if found.values is not None]
         return Gradient(
             value=value,
             x0=x,
-            initial_heads=per_path("D") if own else None,
-            initial_values=per_path("values") if ways[0].values is not None else None,
-            heads=_filled([way.heads for way in ways if way.heads is not None]),
+            initial_heads=D if laws else None,
+            initial_values=np.concatenate(values) if values else None,
+            heads=_filled([found.heads for found in pullbacks if found.heads is not None]),
             law=law,
         )
 
@@ -691,12 +634,13 @@ class Trajectory:
         given = np.sqrt(np.einsum("psik,psik->ps", of_tokens, of_tokens)).sum(axis=1)
         found = np.sqrt(np.einsum("pik,pik->p", x, x))
         growth = float(np.max(found[given > 0] / given[given > 0], initial=0.0))
-        if growth > _GROWTH:
+        if not growth <= _GROWTH:
             end = self.problem.steps * self.problem.dt
             warn(
                 f"the derivatives grow by a factor of {growth:.2g} over the run, by about "
                 f"exp({math.log(growth) / end:.3g} t): the run is chaotic, and its gradient says "
-                "nothing about finite changes; take an earlier t_final, or weaker heads"
+                "nothing about finite changes; take an earlier t_final, or weaker heads",
+                AccuracyWarning,
             )
 
 

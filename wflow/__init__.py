@@ -15,6 +15,7 @@ _HOMES = {
     "sweep": ("wflow.distributed.sweep", "sweep"),
     "rerun": ("wflow.analysis.rerun", "rerun"),
     "gradient": ("wflow.gradients.adjoint", "gradient"),
+    "Gradient": ("wflow.gradients.adjoint", "Gradient"),
     "SaveAt": ("wflow.particles.options", "SaveAt"),
     "Compute": ("wflow.particles.options", "Compute"),
     "Dopri5": ("wflow._core.adaptive", "Dopri5"),
@@ -106,7 +107,7 @@ if TYPE_CHECKING:
     from wflow.attention.flows import Flow
     from wflow.distributed.sweep import sweep
     from wflow.gradients import interop, losses
-    from wflow.gradients.adjoint import gradient
+    from wflow.gradients.adjoint import Gradient, gradient
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import solve
     from wflow.plots.comparison import Comparison, compare

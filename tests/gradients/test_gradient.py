@@ -7,7 +7,7 @@ import pytest
 from twin import by_threads, same
 
 import wflow
-from wflow import InputError
+from wflow import BlowUpError, InputError
 from wflow.gradients import adjoint
 from wflow.heads import (
     QKV,
@@ -136,42 +136,63 @@ def test_oscillating_noise_and_values_of_general_heads():
     close(np.sum(found.initial_values * e), expected)
 
 
-def test_it_equals_automatic_differentiation_of_a_twin():
+TWINS = [("euler", "effective", {}), ("heun", "unnormalised", {}), ("rk4", "softmax", {}),
+         (RALSTON, "effective", {"direction": "ascent"}), ("sra1", "softmax", {"causal": True}),
+         (wflow.Dopri5(rtol=1e-4), "unnormalised", {})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scheme", "flow", "how"), TWINS)
+def test_derivatives_are_those_of_a_twin_by_automatic_differentiation(scheme, flow, how):
+    """Ornstein-Uhlenbeck heads, noise held fast, and the steps that the run took."""
     torch = pytest.importorskip("torch")
-    torch_x, scores, values = (
-        torch.tensor(a, dtype=torch.float64, requires_grad=True)
-        for a in (X, np.einsum("hka,hkb->hab", QUERY, KEY), VALUE)
-    )
+    noisy = scheme in ("euler", "sra1")
+    law, loss = ou(sigma2=0.5 * noisy), wflow.losses.Tokens(TARGET[0])
+    save = wflow.SaveAt(snapshots=[0, 0.3, 0.6], budget=False)
+    run = RUN | {"paths": 1, "heads": START, "scheme": scheme, "flow": flow, "save": save} | how
+    taken = adjoint.Trajectory(adjoint.differentiable_problem(X, law, **run))
+    (steps,) = taken._batches[0].segments()
+    sign, H_ = (1.0 if how.get("direction") == "ascent" else -1.0), len(START)
+    tableau = taken.problem.scheme
+    inputs = [torch.tensor(a, dtype=torch.float64, requires_grad=True)
+              for a in (X, START, IDENTITY, 1.3)]  # fmt: skip
+    start, D, mean, rate = inputs
+    hidden = torch.triu(torch.full((N, N), -torch.inf, dtype=torch.float64), 1)
 
     def on_sphere(y):
         return y / y.norm(dim=-1, keepdim=True)
 
-    def velocity(x):
-        p = torch.softmax(torch.einsum("ia,hab,jb->hij", x, scores, x), -1)
-        v = ((p @ x) @ values.transpose(-1, -2)).mean(0)
+    def velocity(x, D):
+        scores = torch.einsum("ia,hab,jb->hij", x, D, x)
+        scores = scores + hidden if how.get("causal") else scores
+        m = scores.exp().mean(-1, keepdim=True)
+        factor = {"softmax": 1, "unnormalised": m, "effective": m * (1 / m).mean(0)}[flow]
+        v = sign / H_ * (factor * (scores.softmax(-1) @ x) @ D.transpose(-1, -2)).sum(0)
         return v - (v * x).sum(-1, keepdim=True) * x
 
-    x, dt, seen = on_sphere(torch_x), 0.1, []
-    for step in range(7):
-        if step % 3 == 0:
+    def added(slopes, row, dt):
+        return sum(dt * weight * slope for weight, slope in zip(row, slopes, strict=True))
+
+    x, seen = on_sphere(start), []
+    for k, step in enumerate(steps):
+        if k in taken._batches[0].sink.places:
             seen.append(x)
-        k1 = velocity(x)
-        k2 = velocity(on_sphere(x + dt / 2 * k1))
-        k3 = velocity(on_sphere(x + dt / 2 * k2))
-        k4 = velocity(on_sphere(x + dt * k3))
-        x = on_sphere(x + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4))
-    loss = ((torch.stack(seen) - torch.tensor(TARGET[0])) ** 2).sum() / N
-    expected = torch.autograd.grad(loss, (torch_x, scores, values))
-    found = wflow.gradient(
-        X, Frozen(), heads=QKV(QUERY, KEY, VALUE), scheme="rk4", every_evaluation=True,
-        loss=wflow.losses.Tokens(TARGET[0]), **RUN | {"paths": 1, "save": wflow.SaveAt(
-            snapshots=[0, 0.3, 0.6])},
-    )  # fmt: skip
-    mine = found.x0, found.initial_heads[0], found.initial_values[0]
+        dt, move = step.dt, step.move
+        noise, area = (torch.tensor(0.0 if of is None else of[0]) for of in
+                       (move.noise, move.mean_noise))  # fmt: skip
+        slopes, drifts = [], []
+        for at in range(tableau.stages):
+            _, row, share = tableau.row(at)
+            inner = D + added(drifts, row, dt) + share * area
+            drifts.append(rate * (mean - inner))
+            slopes.append(velocity(on_sphere(x + added(slopes, row, dt)), inner))
+        x = on_sphere(x + added(slopes, tableau.weights, dt))
+        D = D + added(drifts, tableau.weights, dt) + noise
+    value = ((torch.stack([*seen, x]) - torch.tensor(TARGET[0])) ** 2).sum() / N
+    expected = torch.autograd.grad(value, inputs)
+    found = wflow.gradient(X, law, loss=loss, **run)
+    mine = found.x0, found.initial_heads[0], found.law["mean"], found.law["rate"]
     for a, b in zip(expected, mine, strict=True):
         assert np.abs(a.numpy() - b).max() <= 1e-11 * float(a.abs().max())
-    assert found.heads.shape == (1, 24, H, D_, D_)
-    assert np.allclose(found.heads.sum(axis=1), found.initial_heads, rtol=1e-12)
 
 
 @pytest.mark.parametrize("loss", ["W2", "chordal", "MeanCosine", "Energy"])
@@ -235,6 +256,20 @@ def test_memory_grows_with_the_root_of_the_steps(monkeypatch):
     assert peaks[2] < 6 * peaks[1]
 
 
+def test_memory_does_not_grow_with_paths_beyond_their_tokens(monkeypatch):
+    monkeypatch.setattr(adjoint, "_BYTES", 1)
+    x0, peaks = wflow.tokens.uniform(300, 3, seed=0), []
+    for paths in (2, 2, 16):
+        tracemalloc.start()
+        wflow.gradient(
+            x0, Frozen(), heads=1, loss=wflow.losses.MeanCosine(), t_final=0.03, dt=1e-3,
+            paths=paths, save=wflow.SaveAt(snapshots=[0.03]),
+        )  # fmt: skip
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] - peaks[1] < 14 * 10 * x0.nbytes
+
+
 def test_a_custom_law_has_derivatives_of_tokens_and_evaluations():
     law, how = HeadLaw(lambda D, t: -D, diffusion=0.2, symmetric=False), {"heads": START}
     found = wflow.gradient(X, law, loss=LOSS, every_evaluation=True, **RUN, **how)
@@ -245,6 +280,22 @@ def test_a_custom_law_has_derivatives_of_tokens_and_evaluations():
     jumps = CompoundPoisson(Frozen(), rate=2.0)
     found = wflow.gradient(X, jumps, loss=LOSS, **RUN, **how)
     close(np.sum(found.x0 * e), slope(lambda h: loss_of(X + h * e, jumps, **how)))
+    how["scheme"] = PRECISE
+    found = wflow.gradient(X, Leaping(), loss=LOSS, **RUN, **how)
+    assert found.value == loss_of(X, Leaping(), **how)
+    close(np.sum(found.x0 * e), slope(lambda h: loss_of(X + h * e, Leaping(), **how)))
+
+
+class Leaping(HeadLaw):
+    """A law that jumps at the end of each step, or leg of adaptive steps."""
+
+    deterministic = jumps = True
+
+    def drift(self, D, t):
+        return -D
+
+    def jump(self, D, t, dt, generator):
+        return D + np.sqrt(dt)
 
 
 def test_derivatives_that_grow_without_bound_are_warned_of():
@@ -256,10 +307,70 @@ def test_derivatives_that_grow_without_bound_are_warned_of():
         )  # fmt: skip
 
 
+def test_derivatives_beyond_the_range_of_floats_are_no_result():
+    with pytest.raises(wflow.BlowUpError, match="derivatives"):
+        wflow.gradient(
+            np.eye(3)[[0, 0]], Frozen(), heads=60 * np.eye(3)[None], t_final=100.0, dt=0.2,
+            loss=wflow.losses.Tokens(np.eye(3)[:2]),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["euler", "dopri5"])
+def test_runs_that_solve_refuses_or_gives_up_have_no_gradient(scheme):
+    turned = HeadLaw(lambda D, t: np.triu(np.ones((3, 3))))  # says that it keeps heads symmetric
+    steep = Schedule([0, 0.5], 1e7 * np.stack([0 * IDENTITY, IDENTITY])[:, None])
+    run = {"t_final": 0.5, "dt": 0.1, "scheme": scheme}
+    for law, heads, error in ((turned, IDENTITY[None], InputError), (steep, None, BlowUpError)):
+        given = (IDENTITY[[0, 0]], law), run | {"heads": heads}
+        with pytest.raises(error):
+            wflow.solve(*given[0], **given[1])
+        with pytest.raises(error):
+            wflow.gradient(*given[0], **given[1], loss=wflow.losses.MeanCosine())
+
+
+@pytest.mark.parametrize("rate", [1e-14, 1e-3, 0.3, 5000.0])
+def test_any_rate_of_exact_steps(rate):
+    law, how = ou(rate=rate, exact=True), {"heads": START}
+    found = wflow.gradient(X, law, loss=LOSS, **RUN, **how).law["rate"]
+    if rate > 1e-6:
+        expected = slope(lambda h: loss_of(X, ou(rate=rate * (1 + h), exact=True), **how))
+        close(found * rate, expected)
+    else:  # the derivative at rate 0, by forward differences
+        value = [loss_of(X, ou(rate=h, exact=True), **how) for h in (rate, 1e-4, 2e-4)]
+        assert found == pytest.approx((4 * value[1] - 3 * value[0] - value[2]) / 2e-4, rel=1e-4)
+
+
+def test_a_cloud_of_antipodes_is_at_the_distance_pi():
+    x = IDENTITY[:1]
+    value, derivatives = wflow.losses.W2(-x)(x[None, None])
+    assert value == pytest.approx(np.pi**2) and not derivatives.any()
+
+
+def test_values_that_a_law_prescribes_are_no_initial_values():
+    table = np.broadcast_to(VALUE, KNOTS.shape)
+    law = Schedule([0, 0.2, 0.6], QKV(KNOTS, KNOTS, table))
+    found = wflow.gradient(X, law, loss=LOSS, **RUN)
+    assert found.initial_values is None and found.law["values"].any()
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"loss": 3.0}, "loss"),
+        ({"loss": wflow.losses.Energy(), "causal": True}, "no energy"),
+        ({"loss": wflow.losses.Energy()}, "not symmetric"),
+        (
+            {
+                "loss": wflow.losses.Energy(),
+                "heads": 800 * IDENTITY[None],
+                "dt": 1e-3,
+                "t_final": 1e-3,
+                "save": wflow.SaveAt(),
+            },
+            "range",
+        ),
+        ({"save": wflow.SaveAt(snapshots=[0.3, 0.1], budget=False)}, "increasing"),
+        ({"save": wflow.SaveAt(snapshots=[0.3, 0.3], budget=False)}, "once"),
         ({"loss": wflow.losses.Energy}, "loss"),
         ({"loss": lambda x: (np.nan, x)}, "value of the loss"),
         ({"t_final": 1e9, "dt": 1e-3}, "memory"),
@@ -308,6 +419,11 @@ def test_a_run_is_a_function_of_torch():
     assert same(2 * again.numpy(), x0.grad.numpy())
     with pytest.raises(InputError, match="tensor"):
         run(X)
+    with pytest.raises(TypeError, match="depth"):
+        wflow.interop.torch(ou(), **RUN, depth=3)
+    (once,) = torch.autograd.grad(run(x0, heads).sum(), x0, create_graph=True)
+    with pytest.raises(InputError, match="second derivatives"):
+        once.sum().backward()
 
 
 def test_a_run_is_a_function_of_jax():
@@ -325,3 +441,5 @@ def test_a_run_is_a_function_of_jax():
         fixed = wflow.interop.jax(ou(), heads=START, **RUN)
         (of_x0,) = jax.vjp(fixed, jax.numpy.array(X))[1](2 / (PATHS * N) * (fixed(X) - TARGET))
         assert np.allclose(of_x0, found.x0, rtol=1e-12)
+        with pytest.raises(InputError, match="int64"):
+            fixed(jax.numpy.ones((N, D_), int))

@@ -65,8 +65,8 @@ class Gradient:
         Derivatives by the initial tokens as they were given; they have no part along a token, which
         is put on the sphere.
     initial_heads : ndarray, shape (paths, heads, d, d), or None
-        Derivatives by the initial heads of each path, through the law. None for custom laws and
-        `wflow.heads.CompoundPoisson`.
+        Derivatives by the initial heads of each path, through the law; for (Q, K, V) heads by the
+        score matrices scale Q^T K. None for custom laws and `wflow.heads.CompoundPoisson`.
     initial_values : ndarray, shape (paths, heads, d, d), or None
         Derivatives by the value matrices of (Q, K, V) heads. None for tied heads, and for values
         that the law prescribes.
@@ -151,7 +151,7 @@ def gradient(
         Whether token i attends to tokens j <= i only.
     save : wflow.SaveAt, default SaveAt()
         Its `snapshots` are the times that the loss sees, by default the start and the end. They are
-        times of steps.
+        times of steps, in increasing order.
     compute : wflow.Compute, default Compute()
         Threads and paths at a time. Sums are exact and in double precision, by Numba.
     every_evaluation : bool, default False
@@ -168,13 +168,14 @@ def gradient(
     InputError
         For an argument that `wflow.solve` does not take, a custom flow, single precision, sums by
         series or by torch, the exact step of Ornstein-Uhlenbeck heads with "sra1", snapshots that
-        are not times of steps, and a loss that does not return a number and an array.
+        are not times of steps in increasing order, and a loss that does not return a number and an
+        array.
     BlowUpError
-        If a path leaves the finite numbers.
+        If a path blows up, or its derivatives leave the finite numbers.
 
     Warns
     -----
-    RuntimeWarning
+    AccuracyWarning
         For derivatives that grow by more than 1e8 on the way back: the run is chaotic, and its
         gradient says nothing about finite changes.
 
@@ -188,7 +189,8 @@ def gradient(
     This is the discrete adjoint [1]_: the steps of the scheme are transposed one by one, from the
     last to the first, so that the result is the derivative of the computed run itself, exact to
     rounding. An evaluation costs about three velocities beyond those of the run, which is computed
-    twice where its stages do not fit into memory; about sqrt(steps) states are kept then.
+    twice where its stages do not fit into memory; about sqrt(steps) states are kept then. Of many
+    paths, the stages of some are in memory at a time.
 
     In the theory: :ref:`gradients <theory-gradients>`.
 
@@ -217,6 +219,8 @@ def gradient(
             f"loss is {shown(loss)}: expected a function of tokens (paths, snapshots, n, d) that "
             "returns (value, derivatives), or one of wflow.losses"
         )
+    if isinstance(loss, Energy) and problem.causal:
+        raise InputError("there is no energy under a causal mask: take another loss")
     run = Trajectory(problem, switch(every_evaluation, "every_evaluation"))
     of_heads = None
     if isinstance(loss, Energy):
@@ -224,9 +228,6 @@ def gradient(
     else:
         value, of_tokens = _lost(loss, run.tokens)
     return run.backward(value, of_tokens, of_heads, x0)
-
-
-vars(gradient).update(Gradient=Gradient)
 
 
 def differentiable_problem(x0: ArrayLike, law: HeadLaw, **arguments: Any) -> Problem:
@@ -249,6 +250,11 @@ def differentiable_problem(x0: ArrayLike, law: HeadLaw, **arguments: Any) -> Pro
             what = (
                 f"the snapshot at {times[off][0]:g} is not a time of a step: the loss sees tokens "
                 f"at multiples of dt = {problem.dt:g}"
+            )
+        elif len(times) != len(problem.snapshot_steps) or np.any(np.diff(times) < 0):
+            what = (
+                f"the snapshots {shown(times.tolist())} are not in increasing order, each of them "
+                "once: the loss sees them like that"
             )
     if what is not None:
         raise InputError(what)
@@ -436,7 +442,10 @@ class Pullback:
         for records in self.batch.segments():
             for record in reversed(records):
                 k -= 1
-                self._step(k, record)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    self._step(k, record)
+                if not np.isfinite(self.x).all():
+                    self._overflow(record.t)
                 self._add(k, of_tokens, of_heads)
         if self.law is not None:
             self.law.initial(self.D)
@@ -489,8 +498,6 @@ class Pullback:
                 if entry:
                     slopes[j] += (dt * entry) * of_inner
         self.x = x
-        if not np.isfinite(x).all():
-            self._overflow(t)
         if self.law is not None:
             self._heads(self.law, record, D, of_heads)
 

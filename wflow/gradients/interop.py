@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from wflow._core.extras import required
 from wflow.gradients.adjoint import Gradient, Trajectory, differentiable_problem
 from wflow.heads.laws import HeadLaw
 from wflow.heads.process import as_law
+from wflow.particles.problem import problem_of
+from wflow.sphere.geometry import as_tokens
 
 __all__ = ["jax", "torch"]
 
@@ -22,10 +25,19 @@ def __dir__() -> list[str]:
     return __all__
 
 
+def _check(law: HeadLaw, arguments: dict[str, Any]) -> None:
+    """Refuse anything but a law and the names of arguments of a run, before there are tokens."""
+    as_law(law)
+    signature(problem_of).bind(None, law, **arguments)
+
+
 def _run(law: HeadLaw, arguments: dict[str, Any], x0: Any, heads: Any) -> Trajectory:
-    """Return the run from these tokens, and from these heads unless they are None."""
+    """Return the run from these tokens, and from these heads unless they are None.
+
+    Tokens that an optimizer moves leave the sphere, and are put on it without a warning.
+    """
     own = {} if heads is None else {"heads": np.asarray(heads, np.float64)}
-    return Trajectory(differentiable_problem(x0, law, **arguments, **own))
+    return Trajectory(differentiable_problem(as_tokens(x0), law, **arguments, **own))
 
 
 def _of_heads(found: Gradient, law: HeadLaw) -> NDArray[np.floating]:
@@ -59,7 +71,10 @@ def torch(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
     ------
     InputError
         Without torch, and for what `wflow.gradient` does not take; when the function is called for
-        anything but tensors, and for derivatives by initial heads of a custom law.
+        anything but tensors, for derivatives by initial heads of a custom law, and for second
+        derivatives.
+    TypeError
+        For names that are not arguments of a run.
 
     Examples
     --------
@@ -73,7 +88,18 @@ def torch(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
     torch.Size([3, 3])
     """
     lib: Any = required("torch", "nets", "functions of torch")
-    as_law(law)
+    _check(law, arguments)
+
+    class Once(lib.autograd.Function):  # type: ignore[name-defined]
+        """First derivatives, which depend on tokens and heads in a way that is not known."""
+
+        @staticmethod
+        def forward(ctx: Any, derivatives: Any, *inputs: Any) -> Any:
+            return derivatives
+
+        @staticmethod
+        def backward(ctx: Any, of_derivatives: Any) -> Any:
+            raise InputError("a run has first derivatives alone: second derivatives are not known")
 
     class Run(lib.autograd.Function):  # type: ignore[name-defined]
         """The run, whose derivatives are its adjoint."""
@@ -94,8 +120,8 @@ def torch(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
             found = ctx.run.backward(0.0, cotangents, None, ctx.x0)
             of_heads = None
             if ctx.needs_input_grad[1]:
-                of_heads = lib.from_numpy(_of_heads(found, law)).to(heads)
-            return lib.from_numpy(found.x0).to(x0), of_heads
+                of_heads = Once.apply(lib.from_numpy(_of_heads(found, law)).to(heads), *ctx.like)
+            return Once.apply(lib.from_numpy(found.x0).to(x0), *ctx.like), of_heads
 
     def run(x0: Any, heads: Any = None) -> Any:
         for name, value in (("x0", x0), ("heads", heads)):
@@ -128,8 +154,11 @@ def jax(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
     Raises
     ------
     InputError
-        Without JAX; when the function is called, for what `wflow.gradient` does not take. Within
-        the callback JAX raises its own error, with the message.
+        Without JAX; when the function is called, for tokens that are not floating-point numbers
+        and for what `wflow.gradient` does not take. Within the callback JAX raises its own error,
+        with the message.
+    TypeError
+        For names that are not arguments of a run.
 
     Examples
     --------
@@ -138,7 +167,7 @@ def jax(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
     >>> jax.grad(lambda x0: run(x0, heads)[0, -1].sum())(x0)  # doctest: +SKIP
     """
     lib: Any = required("jax", "bench", "functions of JAX")
-    as_law(law)
+    _check(law, arguments)
 
     def tokens(x0: Any, heads: Any) -> Any:
         given = np.asarray(x0, np.float64)
@@ -153,6 +182,8 @@ def jax(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
 
     @lib.custom_vjp
     def run(x0: Any, heads: Any = None) -> Any:
+        if not lib.numpy.issubdtype(x0.dtype, lib.numpy.floating):
+            raise InputError(f"x0 is an array of {x0.dtype}: expected floating-point numbers")
         # The shape of the result is that of a run from any tokens and heads of these shapes.
         own = {} if heads is None else {"heads": np.zeros(heads.shape)}
         problem = differentiable_problem(np.ones(x0.shape), law, **arguments, **own)

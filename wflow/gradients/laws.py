@@ -69,9 +69,12 @@ class _OrnsteinUhlenbeck(LawAdjoint):
     def noise(self, end: Array, mean: Array, step: HeadStep) -> None:
         self._add_variance(end, mean, step)
         if self.law.exact and step.noise is not None:
-            # The noise is proportional to the root of (1 - e^(-2 rate dt))/rate.
-            rate, dt = self.law.rate, float(step.dt)
-            change = dt / math.expm1(2 * rate * dt) - 1 / (2 * rate)
+            # The noise is proportional to the root of (1 - e^(-u))/rate, u = 2 rate dt.
+            u = 2 * self.law.rate * float(step.dt)
+            change = (_bernoulli(u) - 1) / (2 * self.law.rate)
+            if u < 0.1:  # where the difference cancels: by its series
+                terms = -1 / 2, u / 12, -(u**3) / 720, u**5 / 30240, -(u**7) / 1209600
+                change = float(step.dt) * sum(terms)
             self._add("rate", change * _inner(end, step.noise))
 
 
@@ -93,9 +96,10 @@ class _Schedule(LawAdjoint):
 
     def _at(self, name: str, cotangent: Array, t: float) -> None:
         """Add the cotangent of the table at a time to those of the knots beside it."""
-        shares = self.law._at(np.eye(len(self.law.times)), t)
-        for knot in np.flatnonzero(shares):
-            self.sums[name][:, knot] += shares[knot] * cotangent
+        knot, share = self.law.knot_at(t)
+        self.sums[name][:, knot] += (1 - (share or 0.0)) * cotangent
+        if share:
+            self.sums[name][:, knot + 1] += share * cotangent
 
     def drift(self, f: Array, D: Array, t: float, dt: float) -> float:
         if self.law.interpolation == "linear":
@@ -114,6 +118,11 @@ class _Schedule(LawAdjoint):
 
     def initial(self, D: Array) -> None:
         self._at("scores", D, 0.0)
+
+
+def _bernoulli(u: float) -> float:
+    """Return u/(e^u - 1) for u > 0, without leaving the range of floats."""
+    return -u * math.exp(-u) / math.expm1(-u)
 
 
 def _inner(a: Array, b: Array) -> Array:

@@ -5,6 +5,7 @@ Each is a mean over the paths. `Tokens` may compare all snapshots, the others se
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import check_choice, reals
 from wflow._core.errors import InputError
+from wflow.heads.matrices import is_symmetric
 from wflow.kernels.evaluate import head_sums
-from wflow.sphere.geodesics import logarithm
+from wflow.sphere.geodesics import angles, logarithm
 from wflow.sphere.geometry import as_tokens
 from wflow.transport.distances import COSTS, plan
 
@@ -137,7 +139,8 @@ class W2:
 
     .. math:: \partial_{x_i} W_2^2 = \sum_j \pi_{ij}\, \partial_{x_i} c(x_i, y_j)^2 ,
 
-    where the plan is unique.
+    where the plan is unique. A token and an antipode to which it is carried have no direction, and
+    add nothing to the derivatives.
 
     Examples
     --------
@@ -167,13 +170,12 @@ class W2:
         for x, out in zip(tokens[:, -1], derivatives, strict=True):
             mass = plan(x, target, cost=self.cost)
             rows, columns = np.nonzero(mass)
-            away = (
-                logarithm(x[rows], target[columns])
-                if self.cost == "geodesic"
-                else target[columns] - x[rows]
-            )
-            weight = mass[rows, columns]
-            value += float(weight @ np.einsum("ak,ak->a", away, away)) / len(tokens)
+            weight, at, to = mass[rows, columns], x[rows], target[columns]
+            if self.cost == "geodesic":
+                away, squares = logarithm(at, to), angles(at, to) ** 2
+            else:
+                away, squares = to - at, np.einsum("ak,ak->a", to - at, to - at)
+            value += float(weight @ squares) / len(tokens)
             out[:] = 0.0
             np.add.at(out, rows, (-2 / len(tokens)) * weight[:, None] * away)
         return _at_end(tokens, value, derivatives)
@@ -186,7 +188,8 @@ class Energy:
     Raises
     ------
     InputError
-        By `wflow.gradient`, for (Q, K, V) heads, which have no energy.
+        By `wflow.gradient`, for (Q, K, V) heads, a causal mask and heads that are not symmetric,
+        which have no energy, and where it leaves the range of floats.
 
     Notes
     -----
@@ -229,19 +232,25 @@ class Energy:
         Raises
         ------
         InputError
-            For heads with values.
+            For heads that have no energy, or one that leaves the range of floats.
         """
         if values is not None:
             raise InputError("general (Q, K, V) heads have no energy: take another loss")
         x, D = np.ascontiguousarray(tokens[:, -1]), np.ascontiguousarray(heads[:, -1])
+        if not is_symmetric(D):
+            raise InputError("heads that are not symmetric have no energy: take another loss")
         paths, n, count = len(x), x.shape[1], D.shape[1]
         each = 1 / (2 * count * n * paths)
-        right, left = head_sums(x, D), head_sums(x, D.swapaxes(-1, -2))
-        with np.errstate(over="ignore"):
-            scale = np.exp(right.shift)
-            value = float(each * np.sum(scale * right.m))
-            S, T = scale[..., None] * right.S, np.exp(left.shift)[..., None] * left.S
-        of_x = each * np.einsum("phkl,phil->pik", D, S) + each * np.einsum("phlk,phil->pik", D, T)
+        sums = head_sums(x, D)  # <x_i, D y> = <D x_i, y>: both sums over pairs are one
+        with np.errstate(over="ignore", invalid="ignore"):
+            value = float(each * np.sum(np.exp(sums.shift) * sums.m))
+            S = np.exp(sums.shift)[..., None] * sums.S
+            of_x = 2 * each * np.einsum("phkl,phil->pik", D, S)
+        if not (math.isfinite(value) and np.isfinite(of_x).all()):
+            raise InputError(
+                "the energy at the end, or its derivatives, leave the range of floats: take "
+                "weaker heads, or another loss"
+            )
         of_D = np.zeros_like(heads)
         of_D[:, -1] = each * np.einsum("pik,phil->phkl", x, S)
         return (*_at_end(tokens, value, of_x), of_D)

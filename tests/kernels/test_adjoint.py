@@ -57,8 +57,8 @@ def test_it_equals_automatic_differentiation(d, flow, causal, direction):
 @pytest.mark.parametrize(("d", "size"), [(3, 400.0), (12, 100.0), (3, 1.0)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_central_differences_of_the_velocities(d, size, causal):
-    rng = np.random.default_rng(0)
-    x, D, e = unit(rng, 1, 30, d), symmetric(rng, 1, 4, d, d), rng.standard_normal((1, 30, d))
+    rng, n = np.random.default_rng(0), 30 if d == 3 else 150  # more than a block
+    x, D, e = unit(rng, 1, n, d), symmetric(rng, 1, 4, d, d), rng.standard_normal((1, n, d))
     D *= size / np.abs(np.linalg.eigvalsh(D)).max()
     lam, e = rng.standard_normal(x.shape), e - np.einsum("pik,pik->pi", e, x)[..., None] * x
 
@@ -73,14 +73,15 @@ def test_central_differences_of_the_velocities(d, size, causal):
     assert abs(np.sum(found.x * e) - difference) <= 1e-7 * np.sum(np.abs(found.x * e))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_threads_paths_and_shared_heads_do_not_change_a_bit(causal):
+@pytest.mark.parametrize("d", [3, 16])
+@pytest.mark.parametrize(("flow", "causal"), CASES)
+def test_threads_paths_and_shared_heads_do_not_change_a_bit(d, flow, causal):
     rng = np.random.default_rng(1)
-    x, D, lam = unit(rng, 3, 201, 3), symmetric(rng, 4, 3, 3), rng.standard_normal((3, 201, 3))
-    shared = np.broadcast_to(D, (3, *D.shape))
-    results = by_threads(lambda: velocity_adjoint(x, shared, lam, causal=causal))
+    x, D, lam = unit(rng, 3, 201, d), symmetric(rng, 4, d, d), rng.standard_normal((3, 201, d))
+    shared, how = np.broadcast_to(D, (3, *D.shape)), {"flow": flow, "causal": causal}
+    results = by_threads(lambda: velocity_adjoint(x, shared, lam, **how))
     for other in results[1:]:
         assert all(same(a, b) for a, b in zip(results[0][:2], other[:2], strict=True))
-    alone = velocity_adjoint(x[1:2], D[None], lam[1:2], causal=causal)
+    alone = velocity_adjoint(x[1:2], D[None], lam[1:2], **how)
     assert same(results[0].x[1:2], alone.x)
     assert same(results[0].D[1:2], alone.D)

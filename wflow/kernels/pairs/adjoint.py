@@ -17,11 +17,13 @@ pair and head in multiply-adds (double precision), both passes: 2 (d + 13) for t
 are computed apart, and 13 of one of tied heads. Tasks are independent and write to separate places:
 threads do not change a bit.
 
-From nine coordinates on the same sums are products of matrices, with R formed as a sum.
+From nine coordinates on the same sums are products of matrices, with R formed as a sum: of all but
+the effective flow in one pass, as no head needs the sums of another.
 """
 
 import functools
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from llvmlite import ir
@@ -71,7 +73,7 @@ _PAIRS_OF_THREAD = 50_000  # a thread with fewer takes longer to wake than it sa
 _BOTTOM, _TOP = -1000.0, 1000.0  # exponents of 2 outside are lost, or leave the range
 # Tokens of an iteration: as many exponentials as hide the latency of each and fit the registers.
 _TOGETHER, _TOGETHER_NARROW = 8, 4
-_ROWS = 256  # tokens whose weights are formed at a time by products of matrices
+_ONE_THREAD = 2**18  # multiply-adds of a product, up to which OpenBLAS takes one thread
 
 
 # The loop over tokens
@@ -545,69 +547,107 @@ def fused_adjoint(x, score, value, cotangents, flow, sign, causal):
 
 
 def blocked_adjoint(x, score, value, cotangents, flow, sign, causal):
-    """Compute `fused_adjoint` by products of matrices, for any d; the work is 2 + 5 products."""
-    paths, n, d = x.shape
+    """Compute `fused_adjoint` by products of matrices, for any d.
+
+    For a block of tokens i, the weights are formed, and then all that they are transposed to: 6
+    products for a pair of tokens and head. The factors of the effective flow need the sums of all
+    heads, so that its weights are formed twice: 8 products. Each product is so small that BLAS
+    takes one thread for it; heads are on separate threads, and added up in their order.
+    """
+    paths, n, _ = x.shape
     heads = score.shape[1]
-    out, of_scores, of_values = (
-        np.zeros(shape) for shape in (x.shape, *((paths, heads, d, d),) * 2)
-    )
-    for p, (tokens, lam) in enumerate(zip(x, cotangents, strict=True)):
-        D, V = (of[p if len(of) > 1 else 0] for of in (score, value))
-        along = np.einsum("ik,ik->i", tokens, lam)[:, None]
-        mu = lam - along * tokens
-        log_m, means = np.empty((heads, n)), np.empty((heads, n, d))
-        for h in range(heads):
-            for rows, scores in _scores(tokens, D[h], causal):
-                top = scores.max(axis=1, keepdims=True)
-                scores -= top
-                weights = np.exp(scores, out=scores)
-                m = weights.sum(axis=1, keepdims=True)
-                means[h, rows] = weights @ tokens / m
-                log_m[h, rows] = (top + np.log(m))[:, 0]
-        turned = np.matmul(mu, V)  # V^T mu
-        inner = np.einsum("hik,hik->hi", turned, means)
-        f, a = _factors(log_m, inner, flow, sign)
-        attention = np.einsum("hkl,hil->ik", V, f[..., None] * means)
-        for h in range(heads):
-            w = f[h][:, None] * turned[h]
-            R, T = np.empty((n, d)), np.zeros((n, d))
-            for rows, scores in _scores(tokens, D[h], causal):
-                scores -= log_m[h, rows, None]
-                weights = np.exp(scores, out=scores)
-                both = w[rows] @ tokens.T
-                both += a[h, rows, None]
-                both *= weights
-                R[rows] = both @ tokens
-                T += both.T @ tokens[rows]
-                out[p] += weights.T @ w[rows]
-            out[p] += R @ D[h].T + T @ D[h]
-            of_scores[p, h] = tokens.T @ R
-            of_values[p, h] = mu.T @ (f[h][:, None] * means[h])
-        radial = np.einsum("ik,ik->i", tokens, attention)[:, None]
-        out[p] -= along * attention + radial * lam
+    out = np.empty_like(x)
+    of_scores, of_values = (np.empty((paths, *score.shape[1:])) for _ in range(2))
+    with (
+        threads_for(heads * n * n, _PAIRS_OF_THREAD) as threads,
+        ThreadPoolExecutor(threads) as pool,
+    ):
+        over_heads = pool.map if threads > 1 else map
+        for p, (tokens, lam) in enumerate(zip(x, cotangents, strict=True)):
+            D, V = (of[p if len(of) > 1 else 0] for of in (score, value))
+            along = np.einsum("ik,ik->i", tokens, lam)[:, None]
+            head = functools.partial(
+                _blocked_head, tokens, lam - along * tokens, flow, sign / heads, causal
+            )
+            given = [None] * heads
+            if flow == EFFECTIVE:
+                given = _effective(
+                    *zip(*over_heads(functools.partial(head, True), D, V, given), strict=True), sign
+                )
+            found = over_heads(functools.partial(head, False), D, V, given)
+            out[p], attention = 0.0, np.zeros_like(tokens)
+            for h, of_head in enumerate(found):
+                of_x, mean, of_scores[p, h], of_values[p, h] = of_head
+                out[p] += of_x
+                attention += mean
+            radial = np.einsum("ik,ik->i", tokens, attention)[:, None]
+            out[p] -= along * attention + radial * lam
     return out, of_scores, of_values
 
 
-def _scores(x, D, causal):
-    """Yield rows of tokens, and their scores with all tokens, -inf where these are hidden."""
-    z = x @ D
-    for first in range(0, len(x), _ROWS):
-        rows = slice(first, min(first + _ROWS, len(x)))
-        scores = z[rows] @ x.T
+def _blocked_head(tokens, mu, flow, share, causal, alone, D, V, factors):
+    """Return the part of one head: of x, of A, of D and of V; `alone` log m and <V^T mu, M>.
+
+    factors : f and a (n,) of the effective flow
+    """
+    n, d = tokens.shape
+    features = np.column_stack([tokens, np.ones(n)])  # whose sums are S and m
+    of_x, T, attention = np.zeros((3, n, d))
+    of_D, of_V = np.zeros((2, d, d))
+    log_m, inner = np.empty((2, n))
+    block = max(8, math.isqrt(_ONE_THREAD // (d + 1)))
+    for first in range(0, n, block):
+        rows = slice(first, min(first + block, n))
+        columns = [slice(j, min(j + block, n)) for j in range(0, rows.stop if causal else n, block)]
+        z, turned = tokens[rows] @ D, mu[rows] @ V  # D^T x, V^T mu
+        moderate = np.einsum("ik,ik->i", z, z).max() <= DIRECT_BOUND_DOUBLE**2
+        weights = [z @ tokens[at].T for at in columns]
         if causal:
-            scores[np.arange(len(x)) > np.arange(rows.start, rows.stop)[:, None]] = -np.inf
-        yield rows, scores
+            weights[-1][np.triu_indices(len(weights[-1]), 1)] = -np.inf
+        top = np.zeros(len(weights[0]))
+        if not moderate:
+            top = np.max([scores.max(axis=1) for scores in weights], axis=0)
+        sums = np.zeros((len(top), d + 1))
+        for at, u in zip(columns, weights, strict=True):
+            if not moderate:
+                u -= top[:, None]
+            np.exp(u, out=u)
+            sums += u @ features[at]
+        m = sums[:, d]
+        M = sums[:, :d] / m[:, None]
+        log_m[rows], inner[rows] = top + np.log(m), np.einsum("ik,ik->i", turned, M)
+        if alone:
+            continue
+        if factors is not None:
+            f, a = (of[rows] for of in factors)
+        elif flow == SOFTMAX:
+            f, a = np.full_like(m, share), -share * inner[rows]
+        else:
+            f, a = share / n * np.exp(log_m[rows]), np.zeros_like(m)
+        moments = f[:, None] * M
+        attention[rows] = moments @ V.T
+        w = np.column_stack([f[:, None] * turned, a]) / m[:, None]
+        R = np.zeros_like(M)
+        for at, u in zip(columns, weights, strict=True):
+            c = w @ features[at].T  # c_hij / m_hi
+            of_x[at] += u.T @ w[:, :d]
+            c *= u
+            R += c @ tokens[at]
+            T[at] += c.T @ tokens[rows]
+        of_x[rows] += R @ D.T
+        of_D += tokens[rows].T @ R
+        of_V += mu[rows].T @ moments
+    if alone:
+        return log_m, inner
+    for first in range(0, n, block):
+        of_x[first : first + block] += T[first : first + block] @ D
+    return of_x, attention, of_D, of_V
 
 
-def _factors(log_m, inner, flow, sign):
-    """Return f and a (heads, n) from log m and <V^T mu, M>."""
-    heads, n = log_m.shape
-    if flow == SOFTMAX:
-        f = np.full_like(log_m, sign / heads)
-        return f, -f * inner
-    if flow == UNNORMALISED:
-        return sign / (heads * n) * np.exp(log_m), np.zeros_like(log_m)
+def _effective(log_m, inner, sign):
+    """Return f and a (n,) of each head of the effective flow from log m and <V^T mu, M>."""
+    heads, log_m = len(log_m), np.array(log_m)
     low, high = log_m.min(axis=0), log_m.max(axis=0)
     f = sign / heads**2 * np.exp(log_m - low) * np.exp(low - log_m).sum(axis=0)
-    weighted = (np.exp(log_m - high) * inner).sum(axis=0)
-    return f, -sign / heads**2 * np.exp(high - log_m) * weighted
+    weighted = (np.exp(log_m - high) * np.array(inner)).sum(axis=0)
+    return list(zip(f, -sign / heads**2 * np.exp(high - log_m) * weighted, strict=True))

@@ -1,15 +1,17 @@
-"""Gradients: the adjoint of a velocity against the velocity, and a run against autograd of torch.
+"""Gradients: the adjoint of a velocity against the velocity, and a run against torch and JAX.
 
     python benchmarks/adjoint.py [--json benchmarks/results/adjoint.json] [--rounds 5] [--steps 100]
 
 The adjoint of one evaluation for a path of tokens with tied heads, whose velocity uses each kernel
 value for both tokens of a pair, and with general heads, whose velocity computes each direction. A
 whole gradient by Euler steps, heads at rest, stands beside `torch.autograd` of the same scan, with
-all of its intermediate results in memory. Sides run in turn, round after round, on all threads; the
-memory is what the first call of a side adds at its peak.
+all of its intermediate results in memory, and beside `jax.grad` of a compiled `jax.lax.scan`, where
+JAX is installed. Sides run in turn, round after round, on all threads; the memory is what the first
+call of a side adds at its peak, after a call for fewer tokens; that of JAX includes its compiler.
 """
 
 import argparse
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,16 @@ from report import in_turn, peak_memory, quotient, spread, write
 import wflow
 from wflow.kernels.evaluate import evaluate, velocity_adjoint
 
-SIZES = ((200, 64), (2000, 8))  # tokens, heads
+COMMAND = "python benchmarks/adjoint.py"
+EVALUATIONS = ((200, 64, 3), (2000, 8, 3), (1000, 8, 12), (1000, 8, 64))  # tokens, heads, dimension
+RUNS = ((200, 64), (2000, 8))  # tokens, heads
 D, DT = 3, 0.02
 
 
-def cloud(n: int, heads: int) -> tuple[np.ndarray, np.ndarray]:
+def cloud(n: int, heads: int, d: int = D) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    z = rng.normal(size=(heads, D, D)) / np.sqrt(2 * D)
-    return wflow.tokens.uniform(n, D, seed=0), z + z.swapaxes(-1, -2)
+    z = rng.normal(size=(heads, d, d)) / np.sqrt(2 * d)
+    return wflow.tokens.uniform(n, d, seed=0), z + z.swapaxes(-1, -2)
 
 
 def by_torch(x0: np.ndarray, heads: np.ndarray, steps: int) -> Callable[[], Any]:
@@ -50,6 +54,29 @@ def by_torch(x0: np.ndarray, heads: np.ndarray, steps: int) -> Callable[[], Any]
     return call
 
 
+def by_jax(x0: np.ndarray, heads: np.ndarray, steps: int) -> Callable[[], Any]:
+    """The same by JAX, compiled."""
+    import jax
+    import jax.numpy as jnp
+
+    jax.config.update("jax_enable_x64", True)
+
+    def on_sphere(y: Any) -> Any:
+        return y / jnp.linalg.norm(y, axis=-1, keepdims=True)
+
+    def step(x: Any, D: Any) -> Any:
+        weights = jax.nn.softmax((x @ D) @ x.T, -1)
+        v = -((weights @ x) @ D.swapaxes(-1, -2)).mean(0)
+        return on_sphere(x + DT * (v - (v * x).sum(-1, keepdims=True) * x))
+
+    def cosine(start: Any, D: Any) -> Any:
+        x, _ = jax.lax.scan(lambda x, _: (step(x, D), None), on_sphere(start), length=steps)
+        return (x.mean(0) ** 2).sum()
+
+    derivatives = jax.jit(jax.grad(cosine, (0, 1)))
+    return lambda: jax.block_until_ready(derivatives(x0, heads))
+
+
 def by_wflow(x0: np.ndarray, heads: np.ndarray, steps: int) -> Callable[[], Any]:
     def call() -> tuple[Any, ...]:
         found = wflow.gradient(
@@ -62,42 +89,56 @@ def by_wflow(x0: np.ndarray, heads: np.ndarray, steps: int) -> Callable[[], Any]
     return call
 
 
-def velocities(n: int, heads: int, rounds: int) -> dict[str, Any]:
-    """One evaluation and its adjoint."""
-    x, D = (array[None] for array in cloud(n, heads))
+def evaluations(n: int, heads: int, d: int, rounds: int) -> tuple[list[dict], list[dict]]:
+    """One evaluation and its adjoint: times, and the adjoint over the velocities."""
+    x, D = (array[None] for array in cloud(n, heads, d))
     lam = np.random.default_rng(1).normal(size=x.shape)
     taken = in_turn(
         {
-            "tied": lambda: evaluate(x, D, symmetric=True),
-            "general": lambda: evaluate(x, D),
+            "velocity, tied": lambda: evaluate(x, D, symmetric=True),
+            "velocity, general": lambda: evaluate(x, D),
             "adjoint": lambda: velocity_adjoint(x, D, lam),
         },
         rounds,
     )
+    problem = {"n": n, "H": heads, "d": d}
     sides = {name: spread(values) for name, values in taken.items()}
-    ratios = {name: quotient(sides["adjoint"], sides[name]) for name in ("tied", "general")}
-    return {"n": n, "heads": heads, **sides, "over": ratios}
+    return [problem | {"variant": name} | side for name, side in sides.items()], [
+        problem | {"variant": "adjoint", "over": name} | quotient(sides["adjoint"], sides[name])
+        for name in sides
+        if name != "adjoint"
+    ]
 
 
-def gradients(n: int, heads: int, steps: int, rounds: int) -> dict[str, Any]:
-    """A whole gradient on both sides, their agreement and memory."""
-    given = (*cloud(n, heads), steps)
-    calls = {"wflow": by_wflow(*given), "torch": by_torch(*given)}
-    for side in (by_wflow, by_torch):
-        side(*cloud(16, 2), 1)()  # loads what it needs
-    memory, found = {}, {}
-    for name, call in calls.items():
+def runs(n: int, heads: int, steps: int, rounds: int) -> tuple[list[dict], list[dict]]:
+    """A whole gradient on all sides: times and memory, and the others over wflow."""
+    makers = {"wflow": by_wflow, "torch": by_torch}
+    if importlib.util.find_spec("jax"):
+        makers["jax"] = by_jax
+    memory, found, calls = {}, {}, {}
+    for name, maker in makers.items():
+        maker(*cloud(16, 2), 1)()  # loads what it needs
+        calls[name] = maker(*cloud(n, heads), steps)
         with peak_memory() as peak:
-            found[name] = call()
+            found[name] = [np.asarray(of) for of in calls[name]()]
         memory[name] = peak["mb"]
-    pairs = zip(found["wflow"], found["torch"], strict=True)
-    apart = max(np.abs(a - b.numpy()).max() / np.abs(a).max() for a, b in pairs)
-    sides = {name: spread(values) for name, values in in_turn(calls, rounds, least=0.0).items()}
-    return {
-        "n": n, "heads": heads, "steps": steps, **sides, "memory_mb": memory,
-        "relative_difference": float(apart),
-        "torch_over_wflow": quotient(sides["torch"], sides["wflow"]),
-    }  # fmt: skip
+    for name, of in found.items():
+        pairs = zip(of, found["wflow"], strict=True)
+        assert max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs) < 1e-9, name
+    problem = {"n": n, "H": heads, "steps": steps}
+    taken = in_turn(calls, rounds, least=0.0)
+    sides = {name: spread(values) for name, values in taken.items()}
+    return [
+        problem | {"variant": name} | side | {"peak_mb": memory[name]}
+        for name, side in sides.items()
+    ], [
+        problem
+        | {"variant": name, "over": "wflow"}
+        | quotient(sides[name], sides["wflow"])
+        | {"memory_times": memory[name] / memory["wflow"]}
+        for name in sides
+        if name != "wflow"
+    ]
 
 
 def main() -> None:
@@ -109,22 +150,27 @@ def main() -> None:
     flags = parser.parse_args()
     threads = numba.get_num_threads()
     torch.set_num_threads(threads)
-    rows: list[dict[str, Any]] = []
-    for n, heads in SIZES:
-        steps = max(1, flags.steps * SIZES[0][0] ** 2 * SIZES[0][1] // (n * n * heads))
-        row = velocities(n, heads, flags.rounds)
-        rows.append(row)
-        over = {kind: f"{ratio['median_times']:.2f}" for kind, ratio in row["over"].items()}
-        print(f"n = {n}, {heads} heads: the adjoint takes {over} velocities")
-        row = gradients(n, heads, steps, flags.rounds)
-        rows.append(row)
-        print(
-            f"  {steps} steps: wflow {row['wflow']['median_ms']:.0f} ms, torch over wflow "
-            f"{row['torch_over_wflow']['median_times']:.1f} times, memory {row['memory_mb']} MB, "
-            f"relative difference {row['relative_difference']:.1e}"
-        )
+    body: dict[str, list[dict]] = {
+        name: [] for name in ("evaluations", "adjoint", "runs", "ratios")
+    }
+    for size in EVALUATIONS:
+        rows, ratios = evaluations(*size, flags.rounds)
+        body["evaluations"] += rows
+        body["adjoint"] += ratios
+        print(*(f"{size}: {row['median_times']:.2f} of {row['over']}" for row in ratios), sep="; ")
+    for n, heads in RUNS:
+        steps = max(1, flags.steps * RUNS[0][0] ** 2 * RUNS[0][1] // (n * n * heads))
+        rows, ratios = runs(n, heads, steps, flags.rounds)
+        body["runs"] += rows
+        body["ratios"] += ratios
+        for row in ratios:
+            print(
+                f"n = {n}, H = {heads}, {steps} steps: {row['variant']} takes "
+                f"{row['median_times']:.1f} times the time of wflow and "
+                f"{row['memory_times']:.1f} times its memory"
+            )
     if flags.json:
-        write(flags.json, f"python benchmarks/adjoint.py --json {flags.json}", threads, rows=rows)
+        write(flags.json, COMMAND, threads, device="cpu", seed=0, **body)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ SPHERE, MODES = meanfield.Sphere(12), meanfield.Harmonics(4)
 
 # What functions return or are handed: their arguments are taken as they are.
 RESULTS = {
-    "Comparison", "clusters.OmegaLimit", "clusters.PersistentCount", "clusters.Plateau",
+    "Comparison", "Gradient", "clusters.OmegaLimit", "clusters.PersistentCount", "clusters.Plateau",
     "clusters.Stationarity",
     "equilibria.Extremum", "fits.Line", "heads.Step", "jko.EnergyInequality", "jko.Step",
     "metric.Bounds", "flows.Cloud", "flows.Growth", "meanfield.Mesh", "meanfield.Modes",

@@ -436,7 +436,8 @@ def _reference(
     if isinstance(to, str | os.PathLike) or hasattr(to, "data_vars"):
         other = _run(to, stack, "the other run")
         theirs = np.asarray(other["snapshot"].values, float)
-        if not np.array_equal(*same_times(times, theirs)):
+        ours, others = same_times(times, theirs)
+        if not np.array_equal(ours, others):
             raise InputError(
                 f"the runs have snapshots at {_listed(times)} and at {_listed(theirs)}; run one of "
                 "them again with the snapshots of the other"

@@ -101,6 +101,15 @@ def test_numbers_are_those_of_info_and_no_others(tmp_path, save, capsys) -> None
     assert [tuple(row) for row in Parts(table[: table.index("</table>")]).rows] == expected
 
 
+def test_a_number_of_the_balance_stands_once_beside_what_info_prints(run, tmp_path) -> None:
+    facts = dict(describe(wflow.open(run)))
+    text, parts = page_of(run, tmp_path / "page.html")
+    assert parts.text.count("Provenance") == 1
+    shown = Parts(re.sub("<details.*?</details>", "", text, flags=re.DOTALL)).text
+    for name in ("E(0)", "E(T)", "edi_residual(T)"):
+        assert shown.count(facts[name].partition(",")[0]) == 1, name
+
+
 def test_a_page_asks_no_network_and_has_its_tables_and_figures_without_a_script(
     run, tmp_path
 ) -> None:

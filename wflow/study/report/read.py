@@ -392,14 +392,14 @@ def _movements_chart(series: _Series) -> Chart | None:
 
 
 def _balance(ds: Dataset) -> list[tuple[str, str]]:
-    """Return the terms of the energy balance at the last time."""
+    """Return the terms of the energy balance at the last time; the conclusion has its residual."""
     if "energy" not in ds or not ds.sizes["time"]:
         return []
     energy = ds["energy"].transpose("path", "time")
     rows = [("E(T) − E(0)", mean_and_spread(energy[:, -1].values - energy[:, 0].values))]
     return rows + [
         (f"{VARIABLES[name].long_name} ({name})", mean_and_spread(ds[name].isel(time=-1).values))
-        for name in (*TERMS[1:], *RESIDUALS)
+        for name in (*TERMS[1:], "edi_residual_upper_gradient")
         if name in ds
     ]
 

@@ -191,9 +191,10 @@ def _section(
     section = Section(name, file, config, describe(ds), bool(ds.attrs["complete"]))
     if not section.complete:
         reached = f"up to t = {float(ds['time'][-1]):g}" if ds.sizes["time"] else "nowhere yet"
+        end = section.fact("time").removeprefix("to ").partition(" in ")[0] or "?"
         section.missing.append(
-            f"The run is not complete: it was recorded {reached} of "
-            f"t = {config.get('t_final', '?')}. Finish it with --resume."
+            f"The run is not complete: it was recorded {reached} of t = {end}. Finish it with "
+            "--resume."
         )
     stored = ds
     if is_movement(config):

@@ -168,7 +168,8 @@ def test_numbers_have_the_digits_of_their_error() -> None:
 def test_times_have_no_digits_of_rounding() -> None:
     run = solve(t_final=0.7, dt=0.1, save=wflow.SaveAt())
     assert run.wflow.config["t_final"] != 0.7
-    assert dict(describe(run))["time"] == "to 0.7 in steps of 0.1"
+    said = dict(describe(run))
+    assert said["time"] == "to 0.7 in steps of 0.1" and "OrnsteinUhlenbeck" in said["law"]
 
 
 def test_in_higher_dimensions_principal_axes_are_drawn_and_named(tmp_path) -> None:

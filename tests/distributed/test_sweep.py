@@ -182,6 +182,7 @@ BAD = {
     "on_error": {"on_error": "ignore"},
     "x0 is missing": {"x0": None},
     "expected a dict": {"reduce": lambda run: 1.0},
+    "takes no run": {"reduce": lambda: {}},
     "no dimensions": {"reduce": lambda run: {"values": [1.0, 2.0]}},
     "beta = 1, seed = 0: .*path": {"reduce": lambda run: {"q": ("path", [1.0, 2.0])}},
     "seed = 1 ends": {"reduce": lambda run, seed: {"ends": ("place", np.ones(1 + seed))}},

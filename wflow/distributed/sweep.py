@@ -246,6 +246,15 @@ def _axes_of(
 ) -> list[str]:
     """Return the axes on which a function depends, whose first parameter may be a run."""
     parameters = _parameters(value)
+    if of_a_run:
+        try:
+            inspect.signature(value).bind_partial(None)
+        except TypeError:
+            raise InputError(
+                f"{name} takes no run: expected a function of a run, and of axes of the grid"
+            ) from None
+        except ValueError:  # a builtin whose parameters are not known
+            pass
     if of_a_run and parameters:
         first = next(iter(inspect.signature(value).parameters))
         if first in axes:

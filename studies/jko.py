@@ -27,6 +27,7 @@ from wflow._core.threads import numba_threads
 from wflow.cli import script
 from wflow.heads import HeadLaw, OrnsteinUhlenbeck, Oscillating
 from wflow.study import Direction, Finding, MetricName, SchemeName
+from wflow.study.folder import keep_or_replace
 
 
 class Case(NamedTuple):
@@ -53,6 +54,7 @@ SLOPE_TOLERANCE = 0.15
 PLATEAU_TOLERANCE = 0.05  # relative: distance to softmax against that between the two flows
 GAP_TOLERANCE = 1e-6  # of the energy identity, relative to the fall of the energy
 FLOWS = ("unnormalised", "effective", "softmax")
+MOVEMENTS = "movements"  # folder of their run files, from which --resume continues
 Array = NDArray[np.floating]
 Laws = dict[tuple[str, str], fits.PowerLaw]
 CASES = (
@@ -150,24 +152,28 @@ def movements(
 ) -> "study.Dataset":
     """Compute minimizing movements of every case, step and path, and distances to the flows."""
     named = {case.name: case for case in CASES}
+    folder = flags.out / MOVEMENTS
+    folder.mkdir(exist_ok=True)
 
     def measure(name: str, path: int, tau: float) -> dict[str, Any]:
         case = named[name]
-        run = jko.minimizing_movements(
+        file = folder / f"case{list(named).index(name)}_path{path}_tau{tau!r}.h5"
+        with jko.minimizing_movements(
             x0[path], flags.law(case), heads=case.heads(flags.heads),
             t_final=flags.t_final, tau=tau, dt=flags.dt, metric=case.metric,
             direction=flags.direction, seed=flags.seed, path=path,
             scheme=case.scheme, segments=flags.segments,
-            tolerance=flags.tolerance,
-        )  # fmt: skip
-        advance(run.sizes["time"] - 1)
+            tolerance=flags.tolerance, **keep_or_replace(file, flags),
+        ) as run:  # fmt: skip
+            end, work = run["tokens"].values[-1], work_of(run)
+        advance(int(work["steps"]))
 
         def away(flow: str) -> float:
             if flow not in case.flows:
                 return np.nan
-            return transport.w2(run["tokens"].values[-1], ends[run_name(case, flow)][path])
+            return transport.w2(end, ends[run_name(case, flow)][path])
 
-        return work_of(run) | {"distance": [away(flow) for flow in FLOWS]}
+        return work | {"distance": [away(flow) for flow in FLOWS]}
 
     def apart(name: str, path: int) -> dict[str, float]:
         runs = [ends[run_name(named[name], flow)][path] for flow in named[name].flows]

@@ -30,6 +30,7 @@ from wflow.study.frame import Verdict
 Limits = dict[str, clusters.OmegaLimit]
 SNAPSHOTS = 80  # intervals of time between snapshots
 RECORDS = 1000  # times at which the energy budget is recorded, about
+REST = 1e-10  # of its largest value, of a G^2 that counts as zero
 SLOPE = (-1.15, -0.85)  # of the plateau of G^2 over the head count: like 1/H
 THEOREM = "[MHT] Theorem 4.16"
 NAMES = {
@@ -336,12 +337,14 @@ def figure(
                 low = np.maximum(gradient - error, 1e-300)
                 axes[0, 0].fill_between(time, low, gradient + error, color=look["color"], alpha=0.2,
                                         linewidth=0)  # fmt: skip
-        for axis, text in zip(axes[0], labels_of, strict=True):
+        # Down to where tokens are at rest; G^2 is a squared speed.
+        for axis, text, rest in zip(axes[0], labels_of, (REST, 0.0, REST**0.5), strict=True):
             axis.set(yscale="log", ylabel=text)
+            values = np.concatenate([line.get_ydata() for line in axis.get_lines()])
+            if (values := values[values > 0]).size:
+                high = values.max()
+                axis.set_ylim(max(values.min(), rest * high) / 1.5, 1.5 * high)
             time_axis(axis)
-        axes[0, 0].set_ylim(bottom=1e-10)
-        axes[0, 1].set_ylim(bottom=0.1)
-        axes[0, 2].set_ylim(bottom=1e-5)
         legend_below(drawing, axes[0, 0], 3)
         n, d = x0.shape
         caption(
@@ -357,7 +360,7 @@ def main() -> None:
     with study.session("long_time", flags) as session:
         x0 = flags.cloud()
         files = session.solve(tasks(flags, x0))
-        limits = {name: clusters.omega_limit(file) for name, file in files.items()}
+        limits = {name: clusters.omega_limit(file, tolerance=REST) for name, file in files.items()}
         table = collect(flags, files, limits)
         fit = plateau(flags, table)
         session.finish(

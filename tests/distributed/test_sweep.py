@@ -116,6 +116,8 @@ def test_points_that_blow_up_are_nan_with_their_message(filed, tmp_path):
         assert np.isnan(table.energy[0]).all() and np.isfinite(table.energy[1]).all()
         assert table.blew_up.values.tolist() == [[True, True], [False, False]]
         assert np.isnan(table.even.values[0]) and table.even.values[1] == 1
+    with pytest.warns(RuntimeWarning, match="1 of 1 points"):
+        assert swept({"beta": [1e9]}, law=Frozen()).failure.values[0]
     with pytest.raises(BlowUpError, match="beta = 1000000000"):
         swept({"beta": [1.0, 1e9]}, on_error="raise", **given)
 
@@ -124,6 +126,17 @@ def test_runs_of_other_numbers_of_paths_are_aligned():
     table = swept({"paths": [1, 3], "beta": [1.0]})
     assert np.isnan(table.energy[0, 0]).values.tolist() == [False, True, True]
     assert np.isfinite(table.energy[1]).all()
+
+
+def test_what_a_run_lacks_is_nan():
+    table = swept(
+        {"causal": [True, False], "seed": [0, 1]},
+        reduce=lambda run, seed: {"odd": 1.0} if seed else {},
+        law=Frozen(), heads=2, workers=None,
+    )  # fmt: skip
+    assert np.isnan(table.energy).values.ravel().tolist() == [True, True, False, False]
+    assert np.isnan(table.odd).values.tolist() == [[True, False], [True, False]]
+    assert np.isfinite(table.mean_cosine).all()
 
 
 def test_series_of_other_steps_are_aligned_at_common_times():
@@ -169,8 +182,9 @@ BAD = {
     "on_error": {"on_error": "ignore"},
     "x0 is missing": {"x0": None},
     "expected a dict": {"reduce": lambda run: 1.0},
+    "takes no run": {"reduce": lambda: {}},
     "no dimensions": {"reduce": lambda run: {"values": [1.0, 2.0]}},
-    "seed = 1 odd": {"reduce": lambda run, seed: {"odd": 1} if seed else {}},
+    "beta = 1, seed = 0: .*path": {"reduce": lambda run: {"q": ("path", [1.0, 2.0])}},
     "seed = 1 ends": {"reduce": lambda run, seed: {"ends": ("place", np.ones(1 + seed))}},
     "beta is an axis of the grid, and": {"reduce": lambda run: {"beta": 1.0}},
     "reduce returns failure": {"reduce": lambda run: {"failure": 1.0}},

@@ -333,7 +333,7 @@ def test_a_gpt_2_with_damaged_or_missing_weights_is_refused(library, tmp_path):
 
 @pytest.mark.parametrize("gelu", ["gelu_new", "gelu"])
 def test_a_gpt_2_comes_back_to_the_library_as_it_was(library, tmp_path, gelu):
-    theirs = published(library, activation_function=gelu)
+    theirs = published(library, activation_function=gelu, eos_token_id=5)
     theirs.save_pretrained(tmp_path / "theirs")
     ours = nets.GPT.from_pretrained(tmp_path / "theirs", dropout=0.2)
     ours.save_pretrained(tmp_path / "ours")
@@ -345,6 +345,7 @@ def test_a_gpt_2_comes_back_to_the_library_as_it_was(library, tmp_path, gelu):
         assert not any(report.values())
         assert again.config.resid_pdrop == again.config.embd_pdrop == again.config.attn_pdrop == 0.2
         assert again.lm_head.weight is again.transformer.wte.weight
+        assert again.config.eos_token_id == again.generation_config.eos_token_id == 5
         with torch.no_grad():
             want, found = theirs(tokens).logits, again.eval()(tokens).logits
         assert (want - found).abs().max() <= 1e-5 * want.abs().max()

@@ -52,6 +52,8 @@ def test_gif_has_a_frame_for_every_snapshot_and_tokens_and_marker_move(d, tmp_pa
     assert [file.name for file in tmp_path.iterdir()] == ["a.gif"]
     with Image.open(tmp_path / "a.gif") as image:
         assert image.info["duration"] == 100 and image.info["loop"] == 0
+        image.seek(image.n_frames - 1)
+        assert image.info["duration"] > 1000, "the end is seen before it begins again"
 
 
 def test_frames_are_those_of_a_figure_drawn_as_a_whole(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_a_run_extended_twice_is_that_of_the_longer_end(tmp_path: Path, solve: R
     [
         ({"end": 0.05}, "t_final"), ({"seed": 5}, "seed"), ({"dt": 0.005}, "dt"),
         ({"kappa": 0.1}, "kappa"),
+        ({"dt": np.nextafter(0.01, 1)}, r"in dt: 0\.01 there, 0\.010000000000000002 here\)"),
         ({"save": wflow.SaveAt(every=2, snapshots=[0, 0.05, 0.1, 0.2])}, "every"),
         ({"save": wflow.SaveAt(snapshots=[0, 0.03, 0.1, 0.2])}, "snapshot at 0.03"),
     ],

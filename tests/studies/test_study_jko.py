@@ -41,4 +41,7 @@ def test_jko_study_finds_first_order_and_the_flow_that_is_followed(run_study, re
     assert done.verdicts("first order").count("consistent") >= 3
     assert "not confirmed" in done.verdicts("softmax")
     request.getfixturevalue("sketched")
+    movements = {file: file.stat().st_mtime_ns for file in done.out.glob("movements/*.h5")}
+    assert len(movements) == 20
     assert run_study("jko", *JKO, "--resume").findings == done.findings
+    assert all(file.stat().st_mtime_ns == time for file, time in movements.items())

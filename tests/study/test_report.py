@@ -101,6 +101,16 @@ def test_numbers_are_those_of_info_and_no_others(tmp_path, save, capsys) -> None
     assert [tuple(row) for row in Parts(table[: table.index("</table>")]).rows] == expected
 
 
+def test_a_number_of_the_balance_stands_once_beside_what_info_prints(run, tmp_path) -> None:
+    with wflow.open(run) as stored:
+        facts = dict(describe(stored))
+    text, parts = page_of(run, tmp_path / "page.html")
+    assert parts.text.count("Provenance") == 1
+    shown = Parts(re.sub("<details.*?</details>", "", text, flags=re.DOTALL)).text
+    for name in ("E(0)", "E(T)", "edi_residual(T)"):
+        assert shown.count(facts[name].partition(",")[0]) == 1, name
+
+
 def test_a_page_asks_no_network_and_has_its_tables_and_figures_without_a_script(
     run, tmp_path
 ) -> None:
@@ -153,6 +163,13 @@ def test_numbers_have_the_digits_of_their_error() -> None:
     cases = {(0.0384, 0.0052): "0.038 ± 0.005", (1.70397, 0.0): "1.704", (0.2, np.nan): "0.2"}
     cases |= {(0.00098, 0.0011): "0.0010 ± 0.0011", (3.2e9, 4.4e7): "3.20e+09 ± 4e+07"}
     assert {given: with_error(*given) for given in cases} == cases
+
+
+def test_times_have_no_digits_of_rounding() -> None:
+    run = solve(t_final=0.7, dt=0.1, save=wflow.SaveAt())
+    assert run.wflow.config["t_final"] != 0.7
+    said = dict(describe(run))
+    assert said["time"] == "to 0.7 in steps of 0.1" and "OrnsteinUhlenbeck" in said["law"]
 
 
 def test_in_higher_dimensions_principal_axes_are_drawn_and_named(tmp_path) -> None:

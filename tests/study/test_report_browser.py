@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 from browser import CHROMIUM, DRIVER, INSTALLED, browser, requested
+from matplotlib.figure import Figure
 
 import wflow
+from wflow import study
+from wflow.study.frame import Verdict
 
 pytest.importorskip("selenium", reason="selenium is not installed")
 pytestmark = pytest.mark.skipif(
@@ -16,6 +20,12 @@ pytestmark = pytest.mark.skipif(
     reason=f"{CHROMIUM} or {DRIVER} is missing: Debian's chromium and chromium-driver",
 )
 SIZE = (1200, 900)
+VERDICTS: tuple[Verdict, ...] = ("confirmed", "not confirmed")
+CUT = (
+    "return [document.documentElement, ...document.querySelectorAll('.scroll, nav')]"
+    ".filter((part) => part.scrollWidth > part.clientWidth)"
+    ".map((part) => part.outerHTML.slice(0, 200))"
+)
 
 
 @pytest.fixture(scope="module")
@@ -163,12 +173,36 @@ def test_the_first_screen_has_a_conclusion_and_the_sphere_and_nothing_is_cut(pag
             driver.execute_async_script(wait)
             frame = driver.find_element("css selector", ".hero canvas").get_attribute("data-frame")
             assert int(frame) > 0, "the sphere plays"
-            cut = (
-                "return [document.documentElement, ...document.querySelectorAll('.scroll, nav')]"
-                ".filter((part) => part.scrollWidth > part.clientWidth)"
-                ".map((part) => part.outerHTML.slice(0, 200))"
-            )
-            assert driver.execute_script(cut) == []
+            assert driver.execute_script(CUT) == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
+def test_a_study_leads_with_findings_and_its_main_figure(tmp_path, width, height) -> None:
+    stem = "problem=softmax,_unequal_heads,scheme=euler,step=0.02-b7bb6740"
+    flags = study.OutputFlags(out=tmp_path)
+    with study.session("trial", flags) as session:
+        for name in (stem, f"{stem}-2"):
+            session.files[name] = file = tmp_path / f"{name}.h5"
+            x0 = wflow.tokens.uniform(5, 3, seed=0)
+            wflow.solve(x0, wflow.heads.Frozen(), heads=2, t_final=0.1, dt=0.05, out=file).close()
+        found = [study.Finding("E falls", "theory", "by 1", verdict) for verdict in VERDICTS]
+        shown = {name: Figure(figsize=(7, 4)) for name in ("main", "another")}
+        session.finish(xr.Dataset(), "| H |\n| - |\n| 4 |", found, shown)
+    with browser(width, height) as driver:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        driver.get((tmp_path / "report.html").as_uri())
+        for selector in (".conclusion", ".hero img", ".hero .badge"):
+            part = driver.find_element("css selector", selector).rect
+            assert part["y"] + part["height"] <= height, selector
+        assert driver.find_element("css selector", ".hero figcaption").text.lower() == "main"
+        runs = driver.find_element("css selector", "#runs").rect
+        assert runs["y"] > driver.find_element("css selector", ".hero img").rect["y"]
+        links = [
+            link.get_attribute("href") for link in driver.find_elements("css selector", "nav a")
+        ]
+        assert sum("provenance" in link for link in links) == 1
+        assert driver.execute_script(CUT) == []
 
 
 def test_without_javascript_tables_and_static_figures_are_visible(page) -> None:
@@ -177,7 +211,7 @@ def test_without_javascript_tables_and_static_figures_are_visible(page) -> None:
         for selector, count in (
             ("figure .static > svg", 10),
             ("section.run", 2),
-            ("table:not(.checks)", 9),
+            ("table:not(details *)", 7),
         ):
             found = driver.find_elements("css selector", selector)
             assert len(found) >= count

@@ -7,7 +7,7 @@ identity as `2 I₃`.
 import dataclasses
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -48,7 +48,7 @@ def value_text(value: Any, digits: int | None = None) -> str:
             return f"array{array.shape}".replace(",)", ")")
         plain = value.tolist() if isinstance(value, np.ndarray) else value
         return _listed(plain, digits)
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, list | tuple):
         return _listed(value, digits)
     if callable(value) and hasattr(value, "__qualname__"):
         return str(value.__qualname__)
@@ -82,7 +82,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _listed(values: Any, digits: int | None) -> str:
-    if not isinstance(values, list | tuple):
+    if not isinstance(values, list | tuple):  # an array without dimensions
         return value_text(values, digits)
     inner = ", ".join(value_text(value, digits) for value in values[:_ENTRIES])
     inner += ", ..." if len(values) > _ENTRIES else ""

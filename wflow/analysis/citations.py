@@ -94,7 +94,7 @@ def cite(source: "Dataset | DataTree | str | Path") -> Citations:
     Parameters
     ----------
     source : xarray.Dataset, xarray.DataTree, str or Path
-        A run, an open study, a run file, or the folder of a study.
+        A run, an open study, a run file, or the folder of a study or of a sweep.
 
     Returns
     -------
@@ -136,7 +136,8 @@ def cite(source: "Dataset | DataTree | str | Path") -> Citations:
     if not runs:
         raise InputError(
             f"source is a {type(source).__name__} without the configuration of a run: expected "
-            "what wflow.solve, wflow.open or wflow.open_study returned, a run file, or a folder"
+            "what wflow.solve, wflow.open or wflow.open_study returned, a run file, or a folder, "
+            "such as `out` of a sweep, whose table has no configuration"
         )
     made = [str(attrs["wflow_version"]) for attrs in all_attrs if "wflow_version" in attrs]
     version = made[0] if made and re.fullmatch(r"[\w.+-]{1,40}", made[0]) else __version__

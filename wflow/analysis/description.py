@@ -49,7 +49,7 @@ def _described(ds: "Dataset") -> list[tuple[str, str]]:
         _carriers(config, sizes),
         ("paths", str(sizes["path"])),
         ("dynamics", _dynamics(config)),
-        ("time", f"to {config.get('t_final', '?')} in {_steps(config)}"),
+        ("time", f"to {_number(config.get('t_final'))} in {_steps(config)}"),
         ("precision", str(config.get("compute", {}).get("dtype", "?"))),
         ("sums", _sums(config.get("compute", {}))),
         ("recorded", f"{times.size} times" + (f" up to {times[-1]:g}" if times.size else "")),
@@ -109,8 +109,8 @@ def _movements(ds: "Dataset", config: dict[str, Any]) -> list[tuple[str, str]]:
         ("path", str(config.get("path", "?"))),
         ("metric", metric if isinstance(metric, str) else _part(metric)),
         ("dynamics", f"minimizing movements, {config.get('direction', '?')}"),
-        ("time", f"to {config.get('t_final', '?')} in steps of {config.get('tau', '?')}"),
-        ("heads move", f"by {_scheme(config)} in steps of {config.get('dt', '?')}"),
+        ("time", f"to {_number(config.get('t_final'))} in steps of {_number(config.get('tau'))}"),
+        ("heads move", f"by {_scheme(config)} in steps of {_number(config.get('dt'))}"),
         ("recorded", f"{times.size} times" + (f" up to {times[-1]:g}" if times.size else "")),
         *_provenance(ds),
     ]
@@ -249,10 +249,15 @@ def _dynamics(config: dict[str, Any]) -> str:
 
 def _steps(config: dict[str, Any]) -> str:
     """Describe the steps into which the time is divided."""
-    dt = config.get("dt", "?")
+    dt = _number(config.get("dt"))
     if config.get("steps") == "chosen":
         return f"steps below their bound, counted in units of {dt}"
     return f"steps of {dt}"
+
+
+def _number(value: Any) -> str:
+    """Write a number without the digits of its rounding: 0.7 for 7 * 0.1."""
+    return f"{value:.12g}" if isinstance(value, int | float) else "?"
 
 
 def _times(values: Any) -> str:

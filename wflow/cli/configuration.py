@@ -36,6 +36,7 @@ _PROBLEM = tuple(inspect.signature(problem_of).parameters)
 _KEYS = ("tokens", *inspect.signature(solve).parameters)
 _HDF5 = (".h5", ".hdf5", ".nc", ".partial")
 _REFERENCE = {"file", "key", "sha256", "shape"}
+_FILES = (".npy", ".npz", ".csv", ".parquet", ".h5")  # suffixes of arrays
 _CLOUDS = {name.replace("_", "-"): getattr(tokens, name) for name in (
     "cross_polytope", "uniform", "clusters", "digits",
 )}  # fmt: skip
@@ -135,9 +136,12 @@ def _named(key: str, value: Any) -> Any:
 
 
 def _with_paths(value: Any, folder: Path) -> Any:
+    """Return a setting whose files have their path; a text such as m.npy is a file."""
+    if isinstance(value, str) and Path(value).suffix.lower() in _FILES:
+        value = {"file": value}
     if not isinstance(value, dict):
         return value
-    found = {key: _with_paths(each, folder) for key, each in value.items()}
+    found = {k: each if k == "file" else _with_paths(each, folder) for k, each in value.items()}
     if isinstance(found.get("file"), str):
         found["file"] = os.path.join(folder, found["file"])
     return found

@@ -246,6 +246,15 @@ def _axes_of(
 ) -> list[str]:
     """Return the axes on which a function depends, whose first parameter may be a run."""
     parameters = _parameters(value)
+    if of_a_run:
+        try:
+            inspect.signature(value).bind_partial(None)
+        except TypeError:
+            raise InputError(
+                f"{name} takes no run: expected a function of a run, and of axes of the grid"
+            ) from None
+        except ValueError:  # a builtin whose parameters are not known
+            pass
     if of_a_run and parameters:
         first = next(iter(inspect.signature(value).parameters))
         if first in axes:
@@ -295,18 +304,19 @@ def table(labels: Mapping[str, ArrayLike], rows: Sequence[Dataset | None]) -> Da
     kept = _at_common_times(kept)
     found = list(xarray.align(*kept, join="outer", copy=False))
     variables = {}
-    for name in found[0].data_vars if found else ():
-        values = np.stack([row[name].values for row in found])
-        if values.dtype == object and kept[0][name].dtype == bool:
+    for name in dict.fromkeys(name for row in found for name in row.data_vars):
+        have = [k for k, row in enumerate(found) if name in row]
+        like = found[have[0]][name]
+        values = np.stack([found[k][name].values for k in have])
+        if values.dtype == object and kept[have[0]][name].dtype == bool:
             values = values.astype(float)  # aligned, with NaN
-        if len(found) < len(rows):
+        if len(have) < len(rows):
             kind = object if values.dtype.kind in "USO" else np.result_type(values, np.float64)
-            held = np.full((len(rows), *values.shape[1:]), "" if kind is object else np.nan, kind)
-            held[places] = values
+            held = np.full((len(rows), *like.shape), "" if kind is object else np.nan, kind)
+            held[[places[k] for k in have]] = values
             values = held
-        dims = (*labels, *found[0][name].dims)
-        variables[name] = (dims, values.reshape(shape + values.shape[1:]), found[0][name].attrs)
-    coords = dict(found[0].coords) if found else {}
+        variables[name] = ((*labels, *like.dims), values.reshape(shape + like.shape), like.attrs)
+    coords = {name: at for row in reversed(found) for name, at in row.coords.items()}
     return xarray.Dataset(variables, coords | {name: np.asarray(x) for name, x in labels.items()})
 
 
@@ -322,9 +332,12 @@ def _check_names(axes: Mapping[str, Any], row: Dataset) -> None:
 def _at_common_times(rows: list[Dataset]) -> list[Dataset]:
     """Return rows whose times are equal where they differ by rounding alone."""
     for dim in ("time", "snapshot"):
-        if all(dim in row.indexes and row[dim].dtype.kind in "iuf" for row in rows):
-            times = same_times(*(row[dim].values for row in rows))
-            rows = [row.assign_coords({dim: (dim, t)}) for row, t in zip(rows, times, strict=True)]
+        places = [k for k, row in enumerate(rows) if dim in row.indexes]
+        if places and all(rows[k][dim].dtype.kind in "iuf" for k in places):
+            times = same_times(*(rows[k][dim].values for k in places))
+            rows = list(rows)
+            for k, t in zip(places, times, strict=True):
+                rows[k] = rows[k].assign_coords({dim: (dim, t)})
     return rows
 
 
@@ -400,7 +413,11 @@ def _reduced(run: Dataset, reduce: Callable[..., Any] | None, point: Point) -> D
             f"reduce returns {FAILURE}, under which the table has messages: give it another name"
         )
     both = [name for name in own.data_vars if name in kept]
-    return kept.drop_vars(both).merge(own).drop_attrs(deep=False)
+    try:
+        return kept.drop_vars(both).merge(own).drop_attrs(deep=False)
+    except ValueError as error:
+        text = " ".join(str(error).split())
+        raise InputError(f"what reduce returns at the point {point.text}: {text}") from None
 
 
 # The sweep
@@ -415,7 +432,7 @@ def sweep(
     reduce: Callable[..., Any] | None = None,
     on_error: OnError = "nan",
     out: str | Path | None = None,
-    workers: int = 0,
+    workers: int | None = None,
     scheduler: str | Client | None = None,
     security: Security | None = None,
     progress: bool = False,
@@ -450,8 +467,8 @@ def sweep(
         interrupted, and computes only the points that are missing; `reduce` is applied again. A
         longer `t_final` extends finished runs, unless workers or a scheduler compute them.
         Without it the runs are dropped when they are reduced.
-    workers : int, default 0
-        Worker processes started on this machine for this call, with `out`; 0 computes one point
+    workers : int, optional
+        Worker processes started on this machine for this call, with `out`; None computes one point
         after the other in this process, on the threads of ``compute=wflow.Compute(threads=)``.
     scheduler : str or distributed.Client, optional
         Address of a dask scheduler, or a client of it, with `out`.
@@ -521,7 +538,7 @@ def sweep(
         if name not in arguments and name not in labels:
             raise InputError(f"{name} is missing: give it as an argument, or as an axis")
     check_choice("on_error", on_error, get_args(OnError))
-    workers, bar = whole(workers, "workers", 0), switch(progress, "progress")
+    workers, bar = whole(workers or 0, "workers", 0), switch(progress, "progress")
     folder = None if out is None else path_of(out, "out")
     if folder is None and (workers or scheduler is not None):
         raise InputError("workers and scheduler exchange files: give out, a folder, as well")
@@ -542,6 +559,7 @@ def sweep(
 
     failures: dict[str, str] = {}
     rows: list[Dataset | None] = []
+    forms: dict[str, str] = {}
     with ExitStack() as stack:
         if folder is not None:
             stack.enter_context(_continuable(folder))
@@ -560,18 +578,18 @@ def sweep(
             else:
                 with run:
                     row = _reduced(run, reduce, point)
-                first = next((each for each in rows if each is not None), None)
-                if first is None:
-                    _check_names(labels, row)
+                if not forms:
                     size = 2 * row.nbytes * len(all_points)
                     check_memory(size, f"a table of {len(all_points)} points", "reduce to less")
-                elif differ := _form(row).items() ^ _form(first).items():
-                    names = ", ".join(sorted({name for name, _ in differ}))
+                _check_names(labels, row)
+                form = _form(row)
+                if differ := [name for name in form if forms.get(name, form[name]) != form[name]]:
                     raise InputError(
-                        f"at the point {point.text} {names} has other dimensions or sizes than at "
-                        "the points before, or is missing: reduce all runs to the same variables, "
-                        "and give a dimension whose size differs a coordinate"
+                        f"at the point {point.text} {', '.join(differ)} has other dimensions or "
+                        "sizes than at the points before: give a dimension whose size differs a "
+                        "coordinate"
                     )
+                forms |= form
                 rows.append(row)
             advance(1)
     return _finished(labels, all_points, rows, failures, on_error)

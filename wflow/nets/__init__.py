@@ -5,11 +5,12 @@
     logits, cost = vit(images)
     loss = functional.cross_entropy(logits, labels) + lam * cost
 
-`blocks` has the parts of transformers, `continuous` the dynamical systems made of them, `models`
-whole networks, `registry` their configurations, `pretrained` their folders; `training`, `data` and
-`diagnostics` serve them; `control` reads them as control problems; `generative` has flows between
-densities, `convex` is a test problem with a known solution, `particles` turns trained heads into a
-head law; `metrics` scores texts. Only `study` imports this package. Start with `continuous`.
+`blocks` has the parts of transformers, `continuous` the dynamical systems made of them, `movement`
+attention as a minimizing movement, `models` whole networks, `registry` their configurations,
+`pretrained` their folders; `training`, `data` and `diagnostics` serve them; `control` reads them as
+control problems; `generative` has flows between densities, `convex` is a test problem with a known
+solution, `particles` turns trained heads into a head law; `metrics` scores texts. Only `study`
+imports this package. Start with `continuous`.
 Names are loaded when they are first used, as those of `wflow` are; they need torch.
 """
 
@@ -21,6 +22,7 @@ from wflow._core.extras import install
 _HOMES = {
     "ContinuousTransformer": "continuous",
     "NodeTransformer": "continuous",
+    "MinimizingMovement": "movement",
     "Flow": "blocks",
     "Output": "blocks",
     "Trajectory": "continuous",
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from wflow.nets.models.set_transformer import SetTransformer
     from wflow.nets.models.text import TextClassifier
     from wflow.nets.models.vit import ViT
+    from wflow.nets.movement import MinimizingMovement
     from wflow.nets.pretrained import Pretrained
     from wflow.nets.registry import build, config, register
     from wflow.nets.training import train

@@ -292,7 +292,8 @@ def _network_of(config: Any, *inner: nn.Module) -> nn.Module:
         given = dict(config["arguments"])
         for part in _parts_of(cls):
             given[part] = _network_of(given[part])
-        network = cls(*inner, **given)
+        wraps = next(iter(inspect.signature(cls).parameters), None) not in given
+        network = cls(*inner if wraps else (), **given)
     except Exception as error:  # a constructor may raise anything
         kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
         reason = " ".join(f"{kind}{error}".split())[:200]

@@ -473,10 +473,10 @@ def step_error(ds: "Dataset") -> str:
 
 
 def band_note(band: Band) -> str:
-    """Return the meaning of a band, for the end of a title."""
+    """Return the meaning of a curve and its band, for the end of a title."""
     if band == "error":
-        return "; band: ± standard error"
-    return f"; band: {BAND[0]:.0f}\N{EN DASH}{BAND[1]:.0f} % of paths"
+        return "; line: mean, band: ± standard error"
+    return f"; line: mean, band: {BAND[0]:.0f}\N{EN DASH}{BAND[1]:.0f} % of paths"
 
 
 def mean_label(values: NDArray) -> str:

@@ -151,12 +151,13 @@ class GifWriter(matplotlib.animation.AbstractMovieWriter):
         self._pictures.append(self.fig.picture(float(self.dpi)))
 
     def finish(self) -> None:
-        """Write the file; the animation is repeated without end."""
+        """Write the file; the animation is repeated without end, and pauses at its end."""
         first, *others = self._pictures
+        step = round(1000 / self.fps)
         first.save(
             self.outfile,
             save_all=True,
             append_images=others,
-            duration=round(1000 / self.fps),
+            duration=[step] * len(others) + [max(step, 1500)],
             loop=0,
         )

@@ -521,9 +521,11 @@ def _extension(out: Path, config: Mapping[str, Any], problem: Runnable) -> dict[
     """
     with open_hdf5(out) as file:
         attrs, history = read.read_attrs(file, out), read.history_of(file)
-    if not differences(json.loads(attrs["config"]), config):
-        return {}
-    if reason := not_extensible(out, config, problem.layout()):
+        held = json.loads(attrs["config"])
+        if not differences(held, config):
+            return {}
+        reason = _not_extensible(file, held, config, problem.layout())
+    if reason:
         raise InputError(f"{out} {reason}; choose another output or overwrite it (--overwrite)")
     digests.check(out)
     lines = [history] if history else []
@@ -533,15 +535,30 @@ def _extension(out: Path, config: Mapping[str, Any], problem: Runnable) -> dict[
 
 def not_extensible(out: Path, config: Mapping[str, Any], layout: Layout) -> str:
     """Say why a finished run cannot be extended to a longer one; "" where it can."""
-    config = json.loads(config_text(config))
     with open_hdf5(out) as file:
         held = json.loads(read.read_attrs(file, out)["config"])
-        differ = differences(held, config)
-        asked, done = (each.get("t_final", each.get("steps")) for each in (config, held))
-        if not set(differ) <= _ENDS or not asked > done:
-            return f"holds another finished run (differs in {', '.join(differ)})"
-        reason = ExtendedRun.missing(file, layout)
+        return _not_extensible(file, held, json.loads(config_text(config)), layout)
+
+
+def _not_extensible(
+    file: h5py.File, held: Mapping[str, Any], config: Mapping[str, Any], layout: Layout
+) -> str:
+    """Do what `not_extensible` does, for an open file and its configuration."""
+    differ = differences(held, config)
+    others = [name for name in differ if name not in _ENDS]
+    asked, done = (each.get("t_final", each.get("steps")) for each in (config, held))
+    if others or not asked > done:
+        named = [f"{name}{_values(held, config, name)}" for name in others or differ]
+        return f"holds another finished run (differs in {', '.join(named)})"
+    reason = ExtendedRun.missing(file, layout)
     return reason and f"cannot be extended: {reason}"
+
+
+def _values(held: Mapping[str, Any], asked: Mapping[str, Any], name: str) -> str:
+    """Return both numbers of a setting with all their digits, which may differ in the last one."""
+    numbers = [each.get(name) for each in (held, asked)]
+    known = all(isinstance(number, int | float) for number in numbers)
+    return f": {numbers[0]!r} there, {numbers[1]!r} here" if known else ""
 
 
 class ExtendedRun:

@@ -27,7 +27,7 @@ from wflow._core.memory import check_memory
 # An entry has the shape of an array and its type; None stands for Python objects, which are not
 # read.
 Entry = tuple[tuple[int, ...], np.dtype[Any] | None]
-_NAME_IT = "name one with key=NAME, or as FILE::NAME on the command line"
+_NAME_IT = "name one with key=NAME, and the flag of a study with FILE::NAME"
 _REAL = "biuf"  # kinds of numpy types that are real numbers
 _BLOCK = 2**22  # bytes of rows that are read at once
 COPIES = 5  # copies of tokens in memory: they, their source, and workspace of the normalisation

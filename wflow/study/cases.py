@@ -92,9 +92,10 @@ def sweep(
     with bar as advance:
         for labels in product(*(labels for labels, _ in cases.values())):
             values = measure(*labels)
-            if set(values) != set(variables):
+            if not isinstance(values, Mapping) or set(values) != set(variables):
+                has = sorted(values) if isinstance(values, Mapping) else values
                 raise InputError(
-                    f"the case {labels} has {sorted(values)}: expected {sorted(variables)}, once "
+                    f"the case {labels} has {has}: expected a dict of {sorted(variables)}, once "
                     "each"
                 )
             row = {name: (dims, np.asarray(values[name])) for name, (dims, _) in described.items()}

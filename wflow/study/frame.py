@@ -693,7 +693,7 @@ def write_results(
         "history": history_line(document["command"]),
     }
     dataset = table.assign_attrs(attrs | cf)
-    document = document | {"figures": sorted(figures), "texts": sorted(texts)}
+    document = document | {"figures": list(figures), "texts": sorted(texts)}
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     writers: dict[str, Callable[[Path], Any]] = {
         f"{stem}.{kind}": partial(draw, figure, kind)

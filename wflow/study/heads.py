@@ -421,7 +421,7 @@ def _saved(flags: StudyFlags, heads: int) -> SaveAt:
 
 
 def draw(flags: StudyFlags, files: dict[int, Path], table: Any, fit: Any) -> "dict[str, Figure]":
-    """Draw the comparison of the head counts, and all figures of the run with the most heads."""
+    """Draw the head counts compared, the main figure first, and the run with the most heads."""
     from wflow.plots.runs import gradient_against_heads, gradient_over_time, run_figures
     from wflow.runs.read import open_run
 
@@ -429,11 +429,11 @@ def draw(flags: StudyFlags, files: dict[int, Path], table: Any, fit: Any) -> "di
     with ExitStack() as stack:
         runs = {h: stack.enter_context(open_run(file)) for h, file in files.items()}
         if len(runs) > 1:
-            figures["gradient_over_time"] = gradient_over_time(runs)
             average = table["upper_gradient_sq"].values
             figures["gradient_against_heads"] = gradient_against_heads(
                 list(runs), average, fit, flags.fit_from
             )
+            figures["gradient_over_time"] = gradient_over_time(runs)
         figures |= run_figures(runs[max(runs)])
     return figures
 

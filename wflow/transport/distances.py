@@ -45,7 +45,7 @@ from wflow._core.errors import AccuracyWarning, InputError, WflowError, warn
 from wflow._core.progress import progress as progress_bar
 from wflow._core.threads import current, one_thread, threads_for
 from wflow.attention.cloud import as_unit_tokens
-from wflow.runs.snapshots import Tokens, cloud, clouds, dataset_of, require_tokens
+from wflow.runs.snapshots import Tokens, cloud, clouds, dataset_of, require_tokens, same_times
 from wflow.sphere.geodesics import pair_costs
 from wflow.sphere.geometry import as_tokens
 from wflow.transport import circle as on_circle
@@ -436,8 +436,8 @@ def _reference(
     if isinstance(to, str | os.PathLike) or hasattr(to, "data_vars"):
         other = _run(to, stack, "the other run")
         theirs = np.asarray(other["snapshot"].values, float)
-        span = max(1.0, float(np.abs(times).max()))
-        if theirs.shape != times.shape or not np.allclose(theirs, times, rtol=0, atol=1e-9 * span):
+        ours, others = same_times(times, theirs)
+        if not np.array_equal(ours, others):
             raise InputError(
                 f"the runs have snapshots at {_listed(times)} and at {_listed(theirs)}; run one of "
                 "them again with the snapshots of the other"

@@ -98,6 +98,7 @@ class GPT(Pretrained):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self._special: dict[str, Any] = {}
         self.vocabulary, self.context = whole(vocabulary, "vocabulary"), whole(context, "context")
         self.embed = TokenEmbedding(vocabulary, context, width, dropout=dropout)
         self.body: nn.Module = Stack(
@@ -273,7 +274,9 @@ class GPT(Pretrained):
             str(config.get("format")).startswith("wflow") and "transformers_version" not in config
         )
         if ours or config.get("model_type") != "gpt2":
-            return super().from_pretrained(folder)
+            net = super().from_pretrained(folder)
+            net._special = _special_tokens(config)
+            return net
         gelu = _published_gelu(folder / CONFIG, config)
         try:
             net = cls.from_gpt2(
@@ -290,6 +293,7 @@ class GPT(Pretrained):
                     f"{folder} is damaged: {name} is {shown(config[name])} in config.json and "
                     f"{size} by the weights; get the folder again"
                 )
+        net._special = _special_tokens(config)
         return net.eval()
 
     @classmethod
@@ -375,6 +379,7 @@ class GPT(Pretrained):
         if type(self) is not GPT or "body" in config or not (given["norm"] and given["skip"]):
             return super()._to_transformers(config, state)
         end = 50256 if self.vocabulary == 50257 else None  # <|endoftext|> of published networks
+        special = {"bos_token_id": end, "eos_token_id": end} | self._special
         settings = {
             "model_type": "gpt2",
             "architectures": ["GPT2LMHeadModel"],
@@ -386,8 +391,7 @@ class GPT(Pretrained):
             "activation_function": "gelu_new" if given["gelu"] == "tanh" else "gelu",
             **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), given["dropout"]),
             **{name: expected for name, (expected, _) in _SETTINGS.items()},
-            "bos_token_id": end,
-            "eos_token_id": end,
+            **special,
         }
         weights = {}
         for name, ours in _gpt2_names(given["depth"]).items():
@@ -546,7 +550,15 @@ def _transposed(name: str, weight: Tensor) -> Tensor:
 
 
 _GELUS: dict[str, Gelu] = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
+
+
 # Settings of a GPT-2 that change what it computes, with the only value that GPT has.
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tokens that begin and end texts, which only transformers' `generate` asks for."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: config[name] for name in names if config.get(name) is not None}
+
+
 _SETTINGS: dict[str, tuple[Any, Any]] = {
     "layer_norm_epsilon": (1e-5, 1e-5),  # expected, and the default where it is missing
     "scale_attn_weights": (True, True),

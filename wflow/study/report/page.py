@@ -61,10 +61,11 @@ def write(
 ) -> Path:
     """Write the report of a run or of a study, one HTML page, and return where it is.
 
-    The page begins with a sentence of conclusion and the tokens beside the energy. Below are, for a
-    study, its findings, tables and figures, then clusters, heads, the checks of `wflow.verify` and,
-    last, where the run comes from and how to run it again. It opens from disk, without a network.
-    What is missing of an unfinished run or study is named on the page.
+    The page begins with a sentence of conclusion; of a run with the tokens beside the energy, of a
+    study of several runs with its findings beside its main figure. Below are the tables and further
+    figures of a study, then of each run clusters, heads and the checks of `wflow.verify` and, last,
+    where it comes from and how to run it again. The page opens from disk, without a network. What
+    is missing of an unfinished run or study is named on it.
 
     Parameters
     ----------
@@ -227,7 +228,8 @@ def _plot_library() -> str:
 
 def _prose(value: Any) -> str:
     """Convert any value to text of a page: backticks as code, formulas as plain text."""
-    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escaped(without_latex(str(value))))
+    text = re.sub(r"\^2(?![\d.])", "²", without_latex(str(value)))
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escaped(text))
 
 
 def _absent(why: str) -> str:
@@ -438,8 +440,8 @@ def _hero(section: Section, key: str, page: Page, titles: Callable[[str, str], s
     return _side_by_side(parts)
 
 
-def _side_by_side(parts: Sequence[str]) -> str:
-    return f'<div class="hero">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
+def _side_by_side(parts: Sequence[str], kind: str = "hero") -> str:
+    return f'<div class="{kind}">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
 
 
 def _section_html(section: Section, key: str, page: Page, level: int, again: bool = False) -> str:
@@ -456,9 +458,6 @@ def _section_html(section: Section, key: str, page: Page, level: int, again: boo
         "" if again else _hero(section, key, page, title) + _chips([section]),
         _tiles(
             [
-                ("energy at the start", section.fact("E(0)")),
-                ("energy at the end", section.fact("E(T)")),
-                ("residual of the balance", section.fact("edi_residual(T)")),
                 ("G², second half", section.fact("upper_gradient_sq").partition(",")[0]),
                 ("speed², second half", section.fact("speed_sq").partition(",")[0]),
                 ("effective tokens", section.fact("ess(T)")),
@@ -468,7 +467,7 @@ def _section_html(section: Section, key: str, page: Page, level: int, again: boo
         ),
     ]
     if section.balance:
-        head = ("", "at the last time: mean ± standard error")
+        head = ("energy balance", "at the last time: mean ± standard error")
         parts.append(_table(section.balance, head, "numbers"))
 
     def chart(name: str, text: str, absent: str = "") -> None:
@@ -491,9 +490,12 @@ def _section_html(section: Section, key: str, page: Page, level: int, again: boo
         titles = ("", "least eigenvalue", "mean", "largest", "mean Frobenius norm")
         parts.append(_table(section.spectrum, titles, "numbers"))
     parts += [title("checks", "Verification"), _checks_html(section)]
-    parts += [title("numbers", "Numbers"), "<p>What <code>wflow info</code> prints.</p>"]
-    parts.append(_table(section.facts, kind="info"))
-    parts += [title("provenance", "Provenance"), _table(section.provenance, kind="info")]
+    parts += [title("numbers", "Numbers"), "<details><summary>What <code>wflow info</code> prints"]
+    parts += ["</summary>", _table(section.facts, kind="info"), "</details>"]
+    # The contents of a study name the provenance of its summary alone.
+    within = f"<h{level}>Provenance of the run</h{level}>"
+    parts.append(title("provenance", "Provenance") if level == 2 else within)
+    parts.append(_table(section.provenance, kind="info"))
     may_run = section.complete and not (sampler or movement)
     file = section.file.name if section.file and may_run else None
     parts.append(_command(section.fact("command"), file))
@@ -544,37 +546,39 @@ def _page_of_study(study: Study) -> Page:
     page = Page(f"Study {study.name}", _conclusion(_conclusion_of_study(study)))
     body = page.body
     body.append(_banner(study.missing))
-    places = [k for k, section in enumerate(study.sections) if section.cloud or section.density]
     charts = {k: page.chart(chart, f"s-{k}") for k, chart in enumerate(study.charts.values())}
     pictures = [
         _picture(content, f"Figure of the study: {words}", words)
         for words, content in ((s.replace("_", " "), c) for s, c in study.pictures.items())
     ]
-    run_above = bool(places or (study.sections and not pictures))
-    if run_above:
-        place = places[-1] if places else len(study.sections) - 1
+    findings = _findings_html(document.get("findings", []))
+    count = len(study.sections) + len(study.rest)
+    compares = bool(pictures or charts) and (bool(findings) or count != 1)
+    if compares:  # the study's main figure, beside what was found
+        main = pictures.pop(0) if pictures else charts.pop(0)
+        body.append(_side_by_side([part for part in (findings, main) if part], "hero study"))
+    elif study.sections:
+        drawn = [k for k, section in enumerate(study.sections) if section.cloud or section.density]
+        place = drawn[-1] if drawn else len(study.sections) - 1
         section = study.sections[place]
         words = f"Run {escaped(section.name)}"
         body.append(_hero(section, f"r{place}", page, lambda _, text: f"<h3>{text}: {words}</h3>"))
-    elif charts or pictures:
-        above = [*list(charts.values())[:1], *pictures][:2]
-        body.append(_side_by_side(above))
-        pictures = [picture for picture in pictures if picture not in above]
     body.append(_chips(study.sections))
-    body.append(_findings_html(document.get("findings", [])))
+    if not compares:
+        body.append(findings)
     body.append(_tables_html(study))
     if study.charts:
         body.append('<section><h2 id="learning">Learning curves</h2>')
         head = ("model", "seeds", "steps", "last loss, mean")
         body.append(_table(study.networks, head, "numbers"))
-        for k, chart in enumerate(study.charts.values()):
-            body.append(f"<h3>{escaped(chart.title)}</h3>{charts[k]}")
+        titles = [escaped(chart.title) for chart in study.charts.values()]
+        body += [f"<h3>{titles[k]}</h3>{chart}" for k, chart in charts.items()]
         body.append("</section>")
     if pictures:
         body.append('<section><h2 id="figures">Figures</h2><div class="pictures">')
         body += [*pictures, "</div></section>"]
     if study.sections:
-        body.append(_runs_html(study, page, run_above and len(study.sections) == 1))
+        body.append(_runs_html(study, page, count == 1 and not compares))
     rows = [
         (key, plain(value if isinstance(value, str) else json.dumps(value)))
         for key in ("schema", "created", "versions", "config")
@@ -582,7 +586,7 @@ def _page_of_study(study: Study) -> Page:
     ]
     command = _command(plain(document["command"])) if document.get("command") else ""
     if rows or command:
-        body.append('<section><h2 id="provenance">Provenance of the summary</h2>')
+        body.append('<section><h2 id="provenance">Provenance</h2>')
         body.append(_table(rows, kind="info") + command + "</section>")
     return page
 
@@ -591,18 +595,19 @@ def _conclusion_of_study(study: Study) -> str:
     """Say in a sentence what a study found: its verdicts, its fit, or what its last run found."""
     findings = study.document.get("findings")
     if findings:
-        counts = Counter(entry["verdict"] for entry in findings)
-        listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-        number = f"{len(findings)} predictions: " if len(findings) > 1 else ""
-        first = str(findings[0]["prediction"])
-        return f"{number}{listed}. {first[:1].upper()}{first[1:]}: {findings[0]['verdict']}."
+        counts = Counter(entry["verdict"] for entry in findings).most_common()
+        if len(findings) == 1:
+            first = str(findings[0]["prediction"])
+            return f"{first[:1].upper()}{first[1:]}: {counts[0][0]}."
+        listed = ", ".join(f"{count} {verdict}" for verdict, count in counts)
+        return f"The study tests {len(findings)} predictions: {listed}."
     fit = study.document.get("fit")
     if fit:
         low, high = fit["exponent_ci"]
         range_ = f" ({100 * fit['level']:.0f} %: {low:.3f} to {high:.3f})" if low and high else ""
         return f"G² goes like H^b with the number of heads H, b = {fit['exponent']:.3f}{range_}."
-    if findings is not None and study.sections:
-        count = len(study.sections) + len(study.rest)
+    count = len(study.sections) + len(study.rest)
+    if findings is not None and count > 1:
         return f"The study decides no prediction at this size; the tables show its {count} runs."
     if study.sections:
         last = study.sections[-1]
@@ -710,9 +715,10 @@ def _runs_html(study: Study, page: Page, again: bool) -> str:
         )
     parts.append("</section>")
     for k, section in enumerate(study.sections):
+        said = _prose(section.conclusion) in page.lead
         parts.append(
             f'<section class="run" id="r{k}"><h2 class="name">Run {escaped(section.name)}</h2>'
-            f"{'' if again else _conclusion(section.conclusion)}"
+            f"{'' if said else _conclusion(section.conclusion)}"
             f"{_section_html(section, f'r{k}', page, 3, again)}</section>"
         )
     return "\n".join(parts)

@@ -191,9 +191,10 @@ def _section(
     section = Section(name, file, config, describe(ds), bool(ds.attrs["complete"]))
     if not section.complete:
         reached = f"up to t = {float(ds['time'][-1]):g}" if ds.sizes["time"] else "nowhere yet"
+        end = section.fact("time").removeprefix("to ").partition(" in ")[0] or "?"
         section.missing.append(
-            f"The run is not complete: it was recorded {reached} of "
-            f"t = {config.get('t_final', '?')}. Finish it with --resume."
+            f"The run is not complete: it was recorded {reached} of t = {end}. Finish it with "
+            "--resume."
         )
     stored = ds
     if is_movement(config):
@@ -392,14 +393,14 @@ def _movements_chart(series: _Series) -> Chart | None:
 
 
 def _balance(ds: Dataset) -> list[tuple[str, str]]:
-    """Return the terms of the energy balance at the last time."""
+    """Return the terms of the energy balance at the last time; the conclusion has its residual."""
     if "energy" not in ds or not ds.sizes["time"]:
         return []
     energy = ds["energy"].transpose("path", "time")
     rows = [("E(T) − E(0)", mean_and_spread(energy[:, -1].values - energy[:, 0].values))]
     return rows + [
         (f"{VARIABLES[name].long_name} ({name})", mean_and_spread(ds[name].isel(time=-1).values))
-        for name in (*TERMS[1:], *RESIDUALS)
+        for name in (*TERMS[1:], "edi_residual_upper_gradient")
         if name in ds
     ]
 

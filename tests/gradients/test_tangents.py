@@ -96,7 +96,7 @@ def test_one_token_separates_by_differences_of_eigenvalues():
 
 
 def test_a_cluster_turns_freely_and_contracts():
-    """One head I in ascent, d = 3: two exponents 0, and -1 for the others; for Euler log(1 - dt)/dt."""
+    """One head I in ascent: the exponents are 0 (d - 1 times) and -1, for Euler log(1 - dt)/dt."""
     for scheme, rate in (("rk4", -1.0), ("euler", np.log(0.9) / 0.1)):
         how = {"heads": IDENTITY, "scheme": scheme} | AT_REST
         found = wflow.lyapunov(X, Frozen(), exponents=8, **how)
@@ -107,12 +107,11 @@ def test_a_cluster_turns_freely_and_contracts():
 
 
 def test_brownian_tokens_contract_by_their_diffusion():
-    """Under the same noise, nearby Brownian paths on the sphere approach at the rate kappa (d - 1)."""
+    """Nearby Brownian tokens under the same noise approach at the rate kappa (d - 1)."""
     found = wflow.lyapunov(
-        X[:1], Frozen(), heads=0 * IDENTITY, exponents=2, kappa=0.2, t_final=100.0, dt=0.1, paths=6
+        X[:1], Frozen(), heads=0 * IDENTITY, exponents=2, kappa=0.2, t_final=50.0, dt=0.1, paths=3
     )
-    assert np.all(np.abs(found.mean + 0.4) < 3 * found.errors.mean(axis=0) / np.sqrt(6))
-    assert np.all((found.interval[:, 0] < -0.4) & (found.interval[:, 1] > -0.4))
+    assert np.all(np.abs(found.mean + 0.4) < 4 * np.sqrt(2 * 0.2 / 150))  # of its martingale
 
 
 def test_running_averages_end_at_the_exponents():
@@ -150,7 +149,7 @@ def test_steps_too_long_for_the_exponents_are_warned_of():
     with pytest.warns(wflow.AccuracyWarning, match="take dt below"):
         wflow.lyapunov(X, **GOOD | {"dt": 0.5, "t_final": 20.0, "direction": "ascent"}, exponents=8)
     with pytest.raises(wflow.BlowUpError):
-        wflow.lyapunov(X, **GOOD | {"dt": 1.0, "t_final": 20.0, "heads": 1e3 * IDENTITY})
+        wflow.lyapunov(X, **GOOD | {"dt": 1.0, "t_final": 20.0, "heads": 1e6 * IDENTITY})
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -146,7 +146,9 @@ def lipschitz(
 
     start = np.random.default_rng(0).standard_normal(cloud.shape)
     start = project_unchecked(cloud, start).ravel()
-    norms = np.linalg.norm(D, axis=(1, 2)) + (0 if values is None else np.linalg.norm(values, axis=(1, 2)))
+    norms = np.linalg.norm(D, axis=(1, 2)) + (
+        0 if values is None else np.linalg.norm(values, axis=(1, 2))
+    )
     square, error, u = _largest(
         lambda u: back(forward(u)), start, tolerance, count, (_ROUNDING * norms.sum()) ** 2
     )

@@ -1,4 +1,4 @@
-"""`wflow.lyapunov`: Lyapunov exponents along runs, from tangent vectors that move with the tokens."""
+"""`wflow.lyapunov`: exponents along runs, from tangent vectors that move with the tokens."""
 
 from __future__ import annotations  # the signature of `lyapunov` shows short names
 
@@ -211,7 +211,9 @@ vars(lyapunov).update(Lyapunov=Lyapunov)
 
 def _marks(problem: Problem, transient: float) -> NDArray[np.int64]:
     """Return the steps at which growth is noted: from the end of the transient to the last."""
-    first = int(np.rint(transient / problem.dt)) if 0 <= transient < problem.steps * problem.dt else -1
+    first = (
+        int(np.rint(transient / problem.dt)) if 0 <= transient < problem.steps * problem.dt else -1
+    )
     if first < 0 or problem.steps - first < _BLOCKS:
         raise InputError(
             f"transient is {transient:g} in a run of {problem.steps} steps of {problem.dt:g}: "
@@ -239,29 +241,29 @@ def _grown(problem: Problem, count: int) -> tuple[Array, Array]:
     with numba_threads(problem.compute.threads, "compute.threads"):
         for first in range(0, problem.paths, most):
             batch = Batch(problem, first, min(first + most, problem.paths))
-            tangents = [_orthonormal(project_unchecked(x, given))[0] for x in batch.x0]
+            tangents = _orthonormal(project_unchecked(batch.x0[:, None], given))[0]
             x, D = batch.x0, batch.D0
             total, begun = np.zeros((len(x), count)), 0 in batch.places
             for k in range(batch.steps):
                 step = batch._at(k)
                 record, D = batch._step(step, x, D)
                 x = record.after
-                for at in range(len(x)):
-                    after, rate = step_tangents(problem, record, at, tangents[at])
-                    tangents[at], growth = _orthonormal(after)
-                    if begun:
-                        total[at] += growth
-                        divergence[first + at] += step.dt * rate
+                moved = [step_tangents(problem, record, *each) for each in enumerate(tangents)]
+                tangents, growth = _orthonormal(np.array([after for after, _ in moved]))
+                if begun:
+                    total += growth
+                    divergence[first : first + len(x)] += [step.dt * rate for _, rate in moved]
                 if k + 1 in batch.places:
                     logs[first : first + len(x), batch.places[k + 1]], begun = total, True
     return logs, divergence / ((marks[-1] - marks[0]) * problem.dt)
 
 
 def _orthonormal(tangents: Array) -> tuple[Array, Array]:
-    """Return an orthonormal basis of tangents (k, n, d), and the logarithms of the growth (k,)."""
-    Q, R = np.linalg.qr(tangents.reshape(len(tangents), -1).T)
+    """Return orthonormal bases of tangents (paths, k, n, d), and the logarithms of their growth."""
+    Q, R = np.linalg.qr(tangents.reshape(*tangents.shape[:2], -1).swapaxes(1, 2))
     with np.errstate(divide="ignore"):
-        return Q.T.reshape(tangents.shape), np.log(np.abs(np.diagonal(R)))
+        growth = np.log(np.abs(np.diagonal(R, axis1=1, axis2=2)))
+    return Q.swapaxes(1, 2).reshape(tangents.shape), growth
 
 
 def _result(logs: Array, divergence: Array, times: Array) -> Lyapunov:

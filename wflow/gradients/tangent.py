@@ -10,9 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.tableaux import Tableau, moved
+from wflow._core.tableaux import moved
 from wflow.gradients.adjoint import Record
-from wflow.heads.matrices import Matrices
 from wflow.kernels.evaluate import DIRECTIONS
 from wflow.particles.problem import Problem
 from wflow.sphere.geometry import project_unchecked
@@ -114,7 +113,7 @@ def velocity_tangents(
     f = sign / heads * np.exp(log_f)
     A = np.einsum("hi,hik->ik", f, VM)
     of_M += of_log_f[..., None] * M
-    of_A = np.einsum("ahil,hkl->aik", f[..., None] * of_M, V, optimize=True)
+    of_A = (f[..., None] * of_M @ V.swapaxes(1, 2)).sum(axis=1)
     radial = np.einsum("ik,ik->i", x, A)
     divergence = np.sum(f * trace) - (d - 1) * np.sum(radial)
     derivatives = project_unchecked(x, of_A) - radial[:, None] * tangents
@@ -164,6 +163,8 @@ def _geodesic_tangents(x: Array, noise: Array, tangents: Array) -> Array:
     angle = np.sqrt(_dot(u, u))[..., None]
     sinc = np.sinc(angle / np.pi)
     safe = np.maximum(angle, 1e-4)  # below, the derivative of sinc over the angle by its series
-    bend = np.where(angle < safe, -1 / 3 + angle**2 / 30, (np.cos(safe) - np.sinc(safe / np.pi)) / safe**2)
+    bend = np.where(
+        angle < safe, -1 / 3 + angle**2 / 30, (np.cos(safe) - np.sinc(safe / np.pi)) / safe**2
+    )
     along_u = _dot(u, of_u)[..., None]
     return np.cos(angle) * tangents + sinc * (of_u - along_u * x) + bend * along_u * u

@@ -52,9 +52,9 @@ def test_derivatives_and_divergence_equal_autograd(flow, causal, tied, d):
     V = D if tied else RNG.normal(size=D.shape)
     J, basis = jacobian(x, D, V, flow, causal), bases(x)
     tangents = np.einsum("ikl,ail->aik", basis, RNG.normal(size=(5, n, d - 1)))
-    found, divergence = velocity_tangents(
-        x, D, tangents, values=None if tied else V, flow=flow, causal=causal, direction="ascent"
-    )
+    twice = [np.stack([a, b]) for a, b in ((x[::-1], x), (D, D), (tangents[:, ::-1], tangents))]
+    how = {"values": None if tied else V, "flow": flow, "causal": causal, "direction": "ascent"}
+    found, divergence = (of[1] for of in velocity_tangents(*twice, **how))
     expected = np.einsum("ikjl,ajl->aik", J, tangents)
     assert np.abs(found - expected).max() <= 1e-13 * np.abs(expected).max()
     trace = np.einsum("ikil,ika,ila->", J, basis, basis)

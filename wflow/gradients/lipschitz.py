@@ -5,6 +5,7 @@ from __future__ import annotations  # the signature of `lipschitz` shows short n
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +22,7 @@ from wflow.kernels.evaluate import velocity_adjoint
 from wflow.particles.options import SaveAt
 from wflow.sphere.geometry import project_unchecked
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating]
 
 _ROUNDING = 1e-14  # of the norms of the heads, below which a derivative is rounding
 
@@ -133,24 +134,22 @@ def lipschitz(
     if problem.x0.ndim != 2:
         raise InputError(f"x has shape {problem.x0.shape}: expected one cloud (n, d)")
     tolerance, count = positive(tolerance, "tolerance"), whole(iterations, "iterations", least=1)
-    cloud, D, values = problem.x0, problem.scores, problem.values
-    how = {"values": values, "flow": problem.flow.name, "causal": causal}
+    cloud, D, values = problem.x0, problem.scores[None], problem.values
+    how: dict[str, Any] = {"values": values, "flow": problem.flow.name, "causal": causal}
 
     def forward(u: Array) -> Array:
         inner = project_unchecked(cloud, u.reshape(cloud.shape))
-        return velocity_tangents(cloud, D, inner[None], **how)[0].ravel()
+        return velocity_tangents(cloud[None], D, inner[None, None], **how)[0].ravel()
 
     def back(w: Array) -> Array:
-        found = velocity_adjoint(cloud[None], D[None], w.reshape(1, *cloud.shape), **how)
+        found = velocity_adjoint(cloud[None], D, w.reshape(1, *cloud.shape), **how)
         return project_unchecked(cloud, found.x[0]).ravel()
 
-    start = np.random.default_rng(0).standard_normal(cloud.shape)
-    start = project_unchecked(cloud, start).ravel()
-    norms = np.linalg.norm(D, axis=(1, 2)) + (
-        0 if values is None else np.linalg.norm(values, axis=(1, 2))
-    )
+    drawn = np.random.default_rng(0).standard_normal(cloud.shape)
+    start = project_unchecked(cloud, drawn).ravel()
+    scale = float(np.linalg.norm(D) + (0.0 if values is None else np.linalg.norm(values)))
     square, error, u = _largest(
-        lambda u: back(forward(u)), start, tolerance, count, (_ROUNDING * norms.sum()) ** 2
+        lambda u: back(forward(u)), start, tolerance, count, (_ROUNDING * scale) ** 2
     )
     if not error <= tolerance:
         raise WflowError(

@@ -22,7 +22,7 @@ from wflow.particles.options import Compute, SaveAt
 from wflow.particles.problem import Problem
 from wflow.sphere.geometry import project_unchecked
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating]
 
 _BLOCKS = 20  # of time, for the errors
 _TIMES = 100  # of the running averages
@@ -235,8 +235,8 @@ def _grown(problem: Problem, count: int) -> tuple[Array, Array]:
     elif problem.compute.batch is not None:
         most = min(most, problem.compute.batch)
     marks = problem.snapshot_steps
-    logs = np.zeros((problem.paths, len(marks), count))
-    divergence = np.zeros(problem.paths)
+    logs: Array = np.zeros((problem.paths, len(marks), count))
+    divergence: Array = np.zeros(problem.paths)
     given = np.random.default_rng(0).standard_normal((count, n, d))
     with numba_threads(problem.compute.threads, "compute.threads"):
         for first in range(0, problem.paths, most):
@@ -248,11 +248,11 @@ def _grown(problem: Problem, count: int) -> tuple[Array, Array]:
                 step = batch._at(k)
                 record, D = batch._step(step, x, D)
                 x = record.after
-                moved = [step_tangents(problem, record, *each) for each in enumerate(tangents)]
-                tangents, growth = _orthonormal(np.array([after for after, _ in moved]))
+                tangents, rate = step_tangents(problem, record, tangents)
+                tangents, growth = _orthonormal(tangents)
                 if begun:
                     total += growth
-                    divergence[first : first + len(x)] += [step.dt * rate for _, rate in moved]
+                    divergence[first : first + len(x)] += step.dt * rate
                 if k + 1 in batch.places:
                     logs[first : first + len(x), batch.places[k + 1]], begun = total, True
     return logs, divergence / ((marks[-1] - marks[0]) * problem.dt)

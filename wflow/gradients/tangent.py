@@ -31,117 +31,122 @@ def velocity_tangents(
     flow: str = "softmax",
     direction: str = "descent",
     causal: bool = False,
-) -> tuple[Array, float]:
-    """Return the derivatives of the velocities of a cloud, and the divergence of the flow.
+) -> tuple[Array, Array]:
+    """Return the derivatives of the velocities of clouds, and the divergences of their flows.
 
     Parameters
     ----------
-    x : (n, d)
-    D, values : (heads, d, d); values None for tied heads
-    tangents : (k, n, d), tangential
+    x : (paths, n, d)
+    D : (paths, heads, d, d)
+    tangents : (paths, k, n, d), tangential
+    values : of the shape of D or (heads, d, d); None for tied heads
 
     Returns
     -------
-    (k, n, d), and the trace of the derivative over the tangent spaces of all tokens
+    (paths, k, n, d), and (paths,) traces of the derivative over the tangent spaces of all tokens
     """
-    (n, d), heads, k = x.shape, len(D), len(tangents)
+    (paths, n, d), heads, k = x.shape, D.shape[1], tangents.shape[1]
     V, sign = (D, DIRECTIONS[direction]) if values is None else (values, 1.0)
-    q, turned, image = x @ D, x @ D.swapaxes(1, 2), x @ V.swapaxes(1, 2)  # D^T x, D x, V x
-    pull = np.matmul(tangents[:, None], D)  # D^T xi, (k, heads, n, d)
-    counted = np.concatenate([x, np.ones((n, 1))], axis=1)
-    columns = tangents.swapaxes(0, 1).reshape(n, k * d)
+    V = np.broadcast_to(V, D.shape)
+    each = x[:, None]
+    q, turned, image = each @ D, each @ D.swapaxes(2, 3), each @ V.swapaxes(2, 3)  # D^T x, D x, V x
+    pull = tangents[:, :, None] @ D[:, None]  # D^T xi, (paths, k, heads, n, d)
+    counted = np.concatenate([x, np.ones((paths, n, 1))], axis=2)
+    columns = tangents.swapaxes(1, 2).reshape(paths, n, k * d)
     few = d < _PRODUCTS_FROM
     if few:
-        both = np.concatenate([x, columns], axis=1)
-        columns = (both[:, :, None] * counted[:, None]).reshape(n, -1)
+        both = np.concatenate([x, columns], axis=2)
+        columns = (both[..., None] * counted[:, :, None]).reshape(paths, n, -1)
     aligned = _dot(turned, image)
-    log_m, own, spread = np.empty((3, heads, n))
-    M, change = np.empty((heads, n, d)), np.empty((k, heads, n, d + 1))
-    step = max(1, _ENTRIES // (heads * n))
+    log_m, own, spread = np.empty((3, paths, heads, n))
+    M, change = np.empty((paths, heads, n, d)), np.empty((paths, k, heads, n, d + 1))
+    step = max(1, _ENTRIES // (paths * heads * n))
     for first in range(0, n, step):
         rows = slice(first, min(first + step, n))
         count = rows.stop - first
-        scores = (q[:, rows].reshape(-1, d) @ x.T).reshape(heads, count, n)
-        turns = scores  # <x_i, V x_j>
-        if values is not None:
-            turns = ((x @ V)[:, rows].reshape(-1, d) @ x.T).reshape(heads, count, n)
+        scores = _scores(q[:, :, rows], x)
+        turns = scores if values is None else _scores((each @ V)[:, :, rows], x)  # <x_i, V x_j>
         hidden = np.arange(n) > np.arange(n)[rows, None] if causal else False
-        seen = np.where(hidden, -np.inf, scores)
-        top = seen.max(axis=2, keepdims=True)
-        p = np.exp(np.subtract(seen, top, out=seen), out=seen)
-        total = p.sum(axis=2, keepdims=True)
+        p = np.where(hidden, -np.inf, scores)
+        top = p.max(axis=3, keepdims=True)
+        p -= top
+        np.exp(p, out=p)
+        total = p.sum(axis=3, keepdims=True)
         p /= total
-        log_m[:, rows] = (top + np.log(total))[..., 0]
-        M[:, rows] = p @ x
-        own[:, rows] = p[:, np.arange(count), np.arange(n)[rows]]
-        spread[:, rows] = np.einsum("hij,hij->hi", p, aligned[:, None] - turns * scores)
+        log_m[:, :, rows] = (top + np.log(total))[..., 0]
+        M[:, :, rows] = p @ each
+        own[:, :, rows] = p[..., np.arange(count), np.arange(n)[rows]]
+        spread[:, :, rows] = _dot(p, aligned[:, :, None] - turns * scores)
         # Sums of p times the derivative of the score times x and 1, and of p times xi.
-        sums = p.reshape(-1, n) @ columns
+        sums = p.reshape(paths, -1, n) @ columns
         if few:
-            moments = sums.reshape(heads, count, 1 + k, d, d + 1)
-            found = np.einsum("ahil,hilm->ahim", pull[:, :, rows], moments[:, :, 0])
-            found += np.einsum("hil,hialm->ahim", q[:, rows], moments[:, :, 1:])
-            means = moments[:, :, 1:, :, d]
+            moments = sums.reshape(paths, heads, count, 1 + k, d, d + 1)
+            found = np.einsum("pahil,philm->pahim", pull[:, :, :, rows], moments[:, :, :, 0])
+            found += np.einsum("phil,phialm->pahim", q[:, :, rows], moments[:, :, :, 1:])
+            means = moments[..., 1:, :, d]
         else:
-            found, means = np.empty((k, heads, count, d + 1)), sums.reshape(heads, count, k, d)
-            for one, xi, pulled in zip(found, tangents, pull, strict=True):
-                of_scores = pulled[:, rows] @ x.T + q[:, rows] @ xi.T
-                one[:] = (of_scores * p) @ counted
-        found[..., :d] += np.moveaxis(means, 2, 0)
-        change[:, :, rows] = found
+            found = np.empty((paths, k, heads, count, d + 1))
+            means = sums.reshape(paths, heads, count, k, d)
+            for a in range(k):
+                of_scores = _scores(pull[:, a, :, rows], x) + _scores(q[:, :, rows], tangents[:, a])
+                found[:, a] = (of_scores * p) @ counted[:, None]
+        found[..., :d] += np.moveaxis(means, 3, 1)
+        change[:, :, :, rows] = found
     of_M, of_log_m = change[..., :d], change[..., d]
-    of_M -= of_log_m[..., None] * M
+    of_M -= of_log_m[..., None] * M[:, None]
     # The trace over a token's own tangent space: first of dM, then of d log m.
-    VM, DM = M @ V.swapaxes(1, 2), M @ D.swapaxes(1, 2)
-    along = _dot(x, VM)
-    trace = spread - _dot(VM, DM) + along * _dot(x, DM)
-    trace += own * (_dot(project_unchecked(x, image - VM), q) - _dot(x, image))
-    trace += own * np.trace(V, axis1=1, axis2=2)[:, None]
-    log_f = np.zeros_like(log_m)
-    of_log_f = np.zeros_like(of_log_m)
+    VM, DM = M @ V.swapaxes(2, 3), M @ D.swapaxes(2, 3)
+    trace = spread - _dot(VM, DM) + _dot(each, VM) * _dot(each, DM)
+    trace += own * (_dot(project_unchecked(each, image - VM), q) - _dot(each, image))
+    trace += own * np.trace(V, axis1=2, axis2=3)[..., None]
+    log_f, of_log_f = np.zeros_like(log_m), np.zeros_like(of_log_m)
     if flow != "softmax":
         log_f, of_log_f = log_m - np.log(n), of_log_m
         of_own = DM + own[..., None] * q
         if flow == "effective":
-            low = log_m.min(axis=0)
+            low = log_m.min(axis=1, keepdims=True)
             shares = np.exp(low - log_m)
-            log_f = log_m - low + np.log(shares.mean(axis=0))
-            shares /= shares.sum(axis=0)
-            of_log_f = of_log_m - np.sum(shares * of_log_m, axis=1, keepdims=True)
-            of_own = of_own - np.sum(shares[..., None] * of_own, axis=0)
-        trace += _dot(project_unchecked(x, VM), of_own)
+            log_f = log_m - low + np.log(shares.mean(axis=1, keepdims=True))
+            shares /= shares.sum(axis=1, keepdims=True)
+            of_log_f = of_log_m - np.sum(shares[:, None] * of_log_m, axis=2, keepdims=True)
+            of_own = of_own - np.sum(shares[..., None] * of_own, axis=1, keepdims=True)
+        trace += _dot(project_unchecked(each, VM), of_own)
     f = sign / heads * np.exp(log_f)
-    A = np.einsum("hi,hik->ik", f, VM)
-    of_M += of_log_f[..., None] * M
-    of_A = (f[..., None] * of_M @ V.swapaxes(1, 2)).sum(axis=1)
-    radial = np.einsum("ik,ik->i", x, A)
-    divergence = np.sum(f * trace) - (d - 1) * np.sum(radial)
-    derivatives = project_unchecked(x, of_A) - radial[:, None] * tangents
-    derivatives -= _dot(tangents, A)[..., None] * x
-    return derivatives, float(divergence)
+    A = np.einsum("phi,phik->pik", f, VM)
+    of_M += of_log_f[..., None] * M[:, None]
+    of_A = (f[:, None, ..., None] * of_M @ V.swapaxes(2, 3)[:, None]).sum(axis=2)
+    radial = _dot(x, A)
+    divergence = np.sum(f * trace, axis=(1, 2)) - (d - 1) * np.sum(radial, axis=1)
+    derivatives = project_unchecked(each, of_A) - radial[:, None, :, None] * tangents
+    derivatives -= _dot(tangents, A[:, None])[..., None] * each
+    return derivatives, divergence
+
+
+def _scores(z: Array, x: Array) -> Array:
+    """Return <z_hi, x_j>, (paths, heads, rows, n), of z (paths, heads, rows, d)."""
+    products = z.reshape(len(x), -1, z.shape[3]) @ x.swapaxes(1, 2)
+    return products.reshape(*z.shape[:3], x.shape[1])
 
 
 def _dot(a: Array, b: Array) -> Array:
-    return np.einsum("...k,...k->...", a, b)
+    return np.asarray(np.einsum("...k,...k->...", a, b))
 
 
-def step_tangents(
-    problem: Problem, record: Record, path: int, tangents: Array
-) -> tuple[Array, float]:
-    """Return tangent vectors (k, n, d) of a path after a step, and its mean divergence."""
+def step_tangents(problem: Problem, record: Record, tangents: Array) -> tuple[Array, Array]:
+    """Return tangent vectors (paths, k, n, d) after a step, and its mean divergences (paths,)."""
     dt, scheme = record.step.dt, problem.scheme
     slopes: list[Array] = []
-    divergence = 0.0
+    divergence = np.zeros(len(tangents))
     for at in range(scheme.stages):
-        x, inner, values = record.points[at][path], tangents, record.values[at]
+        x, inner = record.points[at], tangents
         if at:
             inner = moved(tangents, dt, scheme.matrix[at], slopes)
-            inner = project_unchecked(x, inner) / record.norms[at][path]
+            inner = project_unchecked(x[:, None], inner) / record.norms[at][:, None]
         found, of_stage = velocity_tangents(
             x,
-            record.D[at][path],
+            record.D[at],
             inner,
-            values=values if values is None or values.ndim == 3 else values[path],
+            values=record.values[at],
             flow=problem.flow.name,
             direction=problem.direction,
             causal=problem.causal,
@@ -150,9 +155,10 @@ def step_tangents(
         divergence += scheme.weights[at] * of_stage
     start = tangents
     if record.noise is not None:
-        start = _geodesic_tangents(record.points[0][path], record.noise[path], tangents)
+        x, noise = record.points[0][:, None], record.noise[:, None]
+        start = _geodesic_tangents(x, noise, tangents)
     end = moved(start, dt, scheme.weights, slopes)
-    return project_unchecked(record.after[path], end) / record.norm[path], divergence
+    return project_unchecked(record.after[:, None], end) / record.norm[:, None], divergence
 
 
 def _geodesic_tangents(x: Array, noise: Array, tangents: Array) -> Array:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import wflow
-from wflow import study
+from wflow import InputError, study
 from wflow._core.threads import numba_threads
 from wflow.analysis.fits import mean_and_error
 from wflow.cli import script
@@ -29,6 +29,7 @@ from wflow.study import Finding
 
 LAWS = ("ornstein-uhlenbeck", "oscillating")
 DIRECTIONS = ("ascent", "descent")
+TIMES = 100  # of the running averages
 SMALL, ZERO = 0.3, 0.02  # s that counts as small, and an exponent that counts as none
 THEORY = "docs/theory/chaos.md"
 
@@ -54,6 +55,12 @@ class Chaos(study.OutputFlags):
     seed: study.Natural = 0
     """Seed of tokens, heads and noise."""
     out: study.Folder = Path("results/chaos")
+
+    def check(self) -> None:
+        super().check()
+        if 0.8 * self.t_final < TIMES * self.dt:
+            least = TIMES * self.dt / 0.8
+            raise InputError(f"--t-final is {self.t_final:g}: expected {least:g} or more")
 
 
 class Scaled(Oscillating):
@@ -95,7 +102,7 @@ def collect(flags: Chaos) -> "study.Dataset":
             "running": found.running[:, :, 0],
         }  # fmt: skip
 
-    times = np.linspace(flags.t_final / 5, flags.t_final, 101)[1:]
+    times = np.linspace(flags.t_final / 5, flags.t_final, TIMES + 1)[1:]
     return study.sweep(
         cases, measure,
         {
@@ -147,8 +154,8 @@ def findings(flags: Chaos, table: "study.Dataset") -> list[Finding]:
             listed(ou, "ascent"), high < 0, known=(high < 0) | (low > 0),
         ),
         Finding.within(
-            f"they agree at the rate $s = \\sigma^2/(r^2 H)$ to leading order: between $s/2$ and $s$ "
-            f"for $s \\le {SMALL:g}$", THEORY, f"rate over s {mean:.3f} ± {half:.2g}",
+            "they agree at the rate $s = \\sigma^2/(r^2 H)$ to leading order: between $s/2$ and $s$ for "
+            f"$s \\le {SMALL:g}$", THEORY, f"rate over s {mean:.3f} ± {half:.2g}",
             mean - half - 0.75, mean + half - 0.75, 0.25,
         ),
     ]  # fmt: skip
@@ -240,7 +247,7 @@ def exponents_figure(flags: Chaos, table: "study.Dataset") -> "study.Figure":
         for axis in (middle, right):
             axis.axhline(0.0, color="0.7", linewidth=0.8)
         log_axis(left)
-        left.legend(loc="upper left")
+        left.legend(loc="lower right")
         middle.legend(loc="best")
     return figure
 

@@ -242,7 +242,8 @@ def _grown(problem: Problem, count: int) -> tuple[Array, Array]:
         for first in range(0, problem.paths, most):
             batch = Batch(problem, first, min(first + most, problem.paths))
             tangents = _orthonormal(project_unchecked(batch.x0[:, None], given))[0]
-            x, D = batch.x0, batch.D0
+            x: Array = batch.x0
+            D = batch.D0
             total, begun = np.zeros((len(x), count)), 0 in batch.places
             for k in range(batch.steps):
                 step = batch._at(k)

@@ -129,8 +129,10 @@ def ratio(flags: Chaos, table: "study.Dataset") -> tuple[float, float]:
 
     s = sizes(flags)
     rates = -table["exponent"].sel(law="ornstein-uhlenbeck", direction="ascent").values
-    each = rates[s <= SMALL].sum(axis=0) / s[s <= SMALL].sum() if (s <= SMALL).any() else np.nan
-    mean, error = mean_and_error(np.broadcast_to(each, flags.paths))
+    small = s <= SMALL
+    if not small.any():
+        return np.nan, np.nan
+    mean, error = mean_and_error(rates[small].sum(axis=0) / s[small].sum())
     return float(mean), float(stdtrit(flags.paths - 1, 0.975) * error)
 
 
@@ -154,8 +156,8 @@ def findings(flags: Chaos, table: "study.Dataset") -> list[Finding]:
             listed(ou, "ascent"), high < 0, known=(high < 0) | (low > 0),
         ),
         Finding.within(
-            "they agree at the rate $s = \\sigma^2/(r^2 H)$ to leading order: between $s/2$ and $s$ for "
-            f"$s \\le {SMALL:g}$", THEORY, f"rate over s {mean:.3f} ± {half:.2g}",
+            "they agree at the rate $s = \\sigma^2/(r^2 H)$ to leading order: between $s/2$ and "
+            f"$s$ for $s \\le {SMALL:g}$", THEORY, f"rate over s {mean:.3f} ± {half:.2g}",
             mean - half - 0.75, mean + half - 0.75, 0.25,
         ),
     ]  # fmt: skip

@@ -174,7 +174,7 @@ def lyapunov(
     >>> import numpy as np, wflow
     >>> found = wflow.lyapunov(
     ...     [[1.0, 0.0, 0.0]], wflow.heads.Frozen(), heads=np.diag([3.0, 2.0, 1.0])[None],
-    ...     exponents=2, t_final=2.0, dt=0.1, scheme="rk4", direction="ascent",
+    ...     exponents=2, t_final=30.0, dt=0.1, scheme="rk4", direction="ascent", transient=20.0,
     ... )
     >>> found.mean.round(3)
     array([-1., -2.])

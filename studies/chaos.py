@@ -38,7 +38,7 @@ THEORY = "docs/theory/chaos.md"
 class Chaos(study.OutputFlags):
     """Flags of this study."""
 
-    heads: study.Compared[study.Count] = (2, 8, 32)
+    heads: study.Distinct[study.Count] = (2, 8, 32)
     """Numbers of heads H."""
     betas: study.Distinct[study.Positive] = (0.5, 1.0, 2.0)
     """Sizes of the heads."""

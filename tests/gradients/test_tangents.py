@@ -183,6 +183,9 @@ def test_lipschitz_constants_of_clusters_and_of_nothing():
 def test_a_singular_value_that_is_not_found_is_an_error():
     with pytest.raises(wflow.WflowError, match="singular value"):
         wflow.lipschitz(unit(RNG, 300, 3), IDENTITY, tolerance=1e-18, iterations=1)
+    for scale, flow in ((1e4, "unnormalised"), (1e200, "softmax")):
+        with pytest.raises(wflow.WflowError):
+            wflow.lipschitz(X, scale * IDENTITY, flow=flow)
     with pytest.raises(InputError, match="one cloud"):
         wflow.lipschitz(X[None], IDENTITY)
     for name, value in (("tolerance", 0.0), ("iterations", 0)):

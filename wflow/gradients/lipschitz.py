@@ -18,6 +18,7 @@ from wflow.attention.flows import Flow
 from wflow.gradients.adjoint import differentiable_problem
 from wflow.gradients.tangent import velocity_tangents
 from wflow.heads.laws import QKV, Frozen
+from wflow.heads.matrices import check_scores
 from wflow.kernels.evaluate import velocity_adjoint
 from wflow.particles.options import SaveAt
 from wflow.sphere.geometry import project_unchecked
@@ -90,7 +91,7 @@ def lipschitz(
     InputError
         For tokens, heads and options that `wflow.velocity` does not take, and a custom flow.
     WflowError
-        If the iteration does not reach the tolerance.
+        If the iteration does not reach the tolerance, or the derivative leaves the range of floats.
 
     See Also
     --------
@@ -123,7 +124,7 @@ def lipschitz(
     One token turns with the difference of two eigenvalues.
 
     >>> import numpy as np, wflow
-    >>> found = wflow.lipschitz([[1.0, 0.0]], np.diag([3.0, 1.0])[None])
+    >>> found = wflow.lipschitz([[1.0, 0.0, 0.0]], np.diag([3.0, 2.0, 1.0])[None])
     >>> round(found.constant, 6)
     2.0
     """
@@ -134,6 +135,7 @@ def lipschitz(
     if problem.x0.ndim != 2:
         raise InputError(f"x has shape {problem.x0.shape}: expected one cloud (n, d)")
     tolerance, count = positive(tolerance, "tolerance"), whole(iterations, "iterations", least=1)
+    check_scores(problem.scores, np.dtype(np.float64), "heads")
     cloud, D, values = problem.x0, problem.scores[None], problem.values
     how: dict[str, Any] = {"values": values, "flow": problem.flow.name, "causal": causal}
 
@@ -148,9 +150,10 @@ def lipschitz(
     drawn = np.random.default_rng(0).standard_normal(cloud.shape)
     start = project_unchecked(cloud, drawn).ravel()
     scale = float(np.linalg.norm(D) + (0.0 if values is None else np.linalg.norm(values)))
-    square, error, u = _largest(
-        lambda u: back(forward(u)), start, tolerance, count, (_ROUNDING * scale) ** 2
-    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        square, error, u = _largest(
+            lambda u: back(forward(u)), start, tolerance, count, (_ROUNDING * scale) ** 2
+        )
     if not error <= tolerance:
         raise WflowError(
             f"the residual of the largest singular value is {error:.2g} after {count} steps, above "
@@ -174,6 +177,8 @@ def _largest(
     beside: list[float] = []
     for _ in range(count):
         after = product(basis[-1])
+        if not np.isfinite(after).all():
+            raise WflowError("the derivative leaves the range of floats: take smaller heads")
         diagonal.append(float(after @ basis[-1]))
         Q = np.array(basis)
         for _ in range(2):

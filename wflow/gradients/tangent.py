@@ -18,7 +18,7 @@ from wflow.sphere.geometry import project_unchecked
 
 Array = NDArray[np.floating]
 
-_ENTRIES = 2**16  # of weights that are held at a time
+_ENTRIES = 2**14  # of weights that are held at a time
 _PRODUCTS_FROM = 9  # coordinates from which the products of two vectors are too many to sum them
 
 

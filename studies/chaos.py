@@ -143,8 +143,11 @@ def findings(flags: Chaos, table: "study.Dataset") -> list[Finding]:
         of = table["interval"].sel(law=law, direction=direction)
         return of.sel(end="low").values.ravel(), of.sel(end="high").values.ravel()
 
-    def listed(law: str, direction: str) -> str:
-        mean = table["exponent"].sel(law=law, direction=direction).mean("path")
+    def listed(law: str, direction: str, least: int = 1) -> str:
+        of = table["exponent"].sel(law=law, direction=direction)
+        mean = of.isel(heads=of["heads"] >= least).mean("path")
+        if not mean.size:
+            return "no case"
         return f"largest exponents from {float(mean.min()):.3g} to {float(mean.max()):.3g}"
 
     ou, oscillating = LAWS
@@ -174,7 +177,7 @@ def findings(flags: Chaos, table: "study.Dataset") -> list[Finding]:
         Finding.within(
             "in ascent three or more oscillating heads, whose mean is at rest, leave the cluster "
             f"where it is: the largest exponent is 0 within {ZERO:g}", THEORY,
-            listed(oscillating, "ascent"), low, high, ZERO,
+            listed(oscillating, "ascent", least=3), low, high, ZERO,
         )
     )  # fmt: skip
     low, high = ends(oscillating, "descent")

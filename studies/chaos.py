@@ -20,7 +20,6 @@ import numpy as np
 
 import wflow
 from wflow import InputError, study
-from wflow._core.threads import numba_threads
 from wflow.analysis.fits import mean_and_error
 from wflow.cli import script
 from wflow.heads import HeadLaw, OrnsteinUhlenbeck, Oscillating
@@ -35,7 +34,7 @@ THEORY = "docs/theory/chaos.md"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chaos(study.OutputFlags):
+class Chaos(study.Flags):
     """Flags of this study."""
 
     heads: study.Distinct[study.Count] = (2, 8, 32)
@@ -58,6 +57,8 @@ class Chaos(study.OutputFlags):
 
     def check(self) -> None:
         super().check()
+        if self.workers or self.scheduler:
+            raise InputError("--workers and --scheduler: the exponents take this process alone")
         if 0.8 * self.t_final < TIMES * self.dt:
             least = TIMES * self.dt / 0.8
             raise InputError(f"--t-final is {self.t_final:g}: expected {least:g} or more")
@@ -95,7 +96,7 @@ def collect(flags: Chaos) -> "study.Dataset":
         found = wflow.lyapunov(
             np.stack(clouds), law_of(law, flags.d, beta), heads=heads, t_final=flags.t_final,
             dt=flags.dt / max(1.0, beta), paths=flags.paths, seed=flags.seed, direction=direction,
-            transient=flags.t_final / 5,
+            transient=flags.t_final / 5, compute=flags.compute,
         )  # fmt: skip
         return {
             "exponent": found.exponents[:, 0], "interval": found.interval[0],
@@ -260,8 +261,7 @@ def exponents_figure(flags: Chaos, table: "study.Dataset") -> "study.Figure":
 def main() -> None:
     flags = study.command_line(Chaos, __doc__)
     with study.session("chaos", flags) as session:
-        with numba_threads(1):
-            table = collect(flags)
+        table = collect(flags)
         session.finish(
             table, report(flags, table), findings(flags, table),
             {"exponents": exponents_figure(flags, table)},

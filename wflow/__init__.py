@@ -16,6 +16,8 @@ _HOMES = {
     "rerun": ("wflow.analysis.rerun", "rerun"),
     "gradient": ("wflow.gradients.adjoint", "gradient"),
     "Gradient": ("wflow.gradients.adjoint", "Gradient"),
+    "lyapunov": ("wflow.gradients.lyapunov", "lyapunov"),
+    "lipschitz": ("wflow.gradients.lipschitz", "lipschitz"),
     "SaveAt": ("wflow.particles.options", "SaveAt"),
     "Compute": ("wflow.particles.options", "Compute"),
     "Dopri5": ("wflow._core.adaptive", "Dopri5"),
@@ -108,6 +110,8 @@ if TYPE_CHECKING:
     from wflow.distributed.sweep import sweep
     from wflow.gradients import interop, losses
     from wflow.gradients.adjoint import Gradient, gradient
+    from wflow.gradients.lipschitz import lipschitz
+    from wflow.gradients.lyapunov import lyapunov
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import solve
     from wflow.plots.comparison import Comparison, compare

@@ -185,6 +185,10 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
     }
     add("", "gradient", loss=wflow.losses.MeanCosine(), every_evaluation=True,
         **{k: v for k, v in options.items() if k not in ("if_exists", "progress")})
+    add("", "lyapunov", exponents=2, transient=0.2, **{
+        k: v for k, v in options.items() if k not in ("save", "if_exists", "progress")
+    } | {"t_final": 2.4})
+    add("", "lipschitz", x=X, heads=D)
     add("losses", "Tokens, W2", target=X)
     add("losses", "MeanCosine, Energy")
     filed = options | {"out": file, "if_exists": "overwrite"}

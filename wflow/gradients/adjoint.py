@@ -385,6 +385,17 @@ class Batch:
             velocities = [stage.velocity for stage in stages]
             self._records.append(Record(number, t, dt, x, move, velocities))
 
+    def records(self) -> Iterator[Record]:
+        """Yield the steps of the run, the first first, when a snapshot at its end is known."""
+        self._keep, self.sink.steps = True, 0
+        step, before = self._restore(self._start), list[Record]()
+        while step <= self.solver.problem.steps:
+            self._records = []
+            step = self.solver.advance(step)
+            yield from before
+            before = self._records
+        yield from before
+
     def segments(self) -> Iterator[list[Record]]:
         """Yield the records of the segments, the last first."""
         for segment in range(len(self._states) - 1, -1, -1):

@@ -7,8 +7,8 @@ value for both tokens of a pair, and with general heads, whose velocity computes
 whole gradient by Euler steps, heads at rest, stands beside `torch.autograd` of the same scan, with
 all of its intermediate results in memory, and beside `jax.grad` of a compiled `jax.lax.scan`, where
 JAX is installed. Sides run in turn, round after round, on all threads; the memory is what the first
-call of a side adds at its peak, after a call for fewer tokens; that of JAX includes its compiler, and
-less than 1 MB counts as 1 MB.
+call of a side adds at its peak, after a call for fewer tokens. That of JAX includes its compiler,
+and less than 1 MB counts as 1 MB.
 """
 
 import argparse

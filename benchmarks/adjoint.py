@@ -7,7 +7,8 @@ value for both tokens of a pair, and with general heads, whose velocity computes
 whole gradient by Euler steps, heads at rest, stands beside `torch.autograd` of the same scan, with
 all of its intermediate results in memory, and beside `jax.grad` of a compiled `jax.lax.scan`, where
 JAX is installed. Sides run in turn, round after round, on all threads; the memory is what the first
-call of a side adds at its peak, after a call for fewer tokens; that of JAX includes its compiler.
+call of a side adds at its peak, after a call for fewer tokens. That of JAX includes its compiler,
+and less than 1 MB counts as 1 MB.
 """
 
 import argparse
@@ -121,7 +122,7 @@ def runs(n: int, heads: int, steps: int, rounds: int) -> tuple[list[dict], list[
         calls[name] = maker(*cloud(n, heads), steps)
         with peak_memory() as peak:
             found[name] = [np.asarray(of) for of in calls[name]()]
-        memory[name] = peak["mb"] or np.nan
+        memory[name] = max(1.0, peak["mb"] or 0.0)
     for name, of in found.items():
         pairs = zip(of, found["wflow"], strict=True)
         assert max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs) < 1e-9, name
@@ -170,7 +171,8 @@ def main() -> None:
                 f"{row['memory_times']:.1f} times its memory"
             )
     if flags.json:
-        write(flags.json, COMMAND, threads, device="cpu", seed=0, **body)
+        command = f"{COMMAND} --rounds {flags.rounds} --steps {flags.steps}"
+        write(flags.json, command, threads, device="cpu", seed=0, **body)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,8 @@ _MODULES = {
     "meanfield": "wflow.meanfield",
     "sampling": "wflow.sampling",
     "losses": "wflow.gradients.losses",
+    "inference": "wflow.gradients.inference",
+    "control": "wflow.gradients.control",
     "interop": "wflow.gradients.interop",
     "metric": "wflow.transport.metric",
     "jko": "wflow.transport.jko",
@@ -105,7 +107,7 @@ if TYPE_CHECKING:
     )
     from wflow.attention.flows import Flow
     from wflow.distributed.sweep import sweep
-    from wflow.gradients import interop, losses
+    from wflow.gradients import control, inference, interop, losses
     from wflow.gradients.adjoint import gradient
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import solve

@@ -56,6 +56,8 @@ _MODULES = {
     "meanfield": "wflow.meanfield",
     "sampling": "wflow.sampling",
     "losses": "wflow.gradients.losses",
+    "inference": "wflow.gradients.inference",
+    "control": "wflow.gradients.control",
     "interop": "wflow.gradients.interop",
     "metric": "wflow.transport.metric",
     "jko": "wflow.transport.jko",
@@ -108,7 +110,7 @@ if TYPE_CHECKING:
     )
     from wflow.attention.flows import Flow
     from wflow.distributed.sweep import sweep
-    from wflow.gradients import interop, losses
+    from wflow.gradients import control, inference, interop, losses
     from wflow.gradients.adjoint import Gradient, gradient
     from wflow.gradients.lipschitz import lipschitz
     from wflow.gradients.lyapunov import lyapunov

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 RESULTS ?= benchmarks/results
 BENCHMARKS := compare fused_step figure_two exact_sums matrix_rate fast_sums sphere_maps scaling startup \
-	dask_scaling transport libraries jko_step clustering_grid continuous_networks rwpo control meanfield \
+	dask_scaling transport libraries jko_step clustering_grid continuous_networks rwpo control adjoint meanfield \
 	digests token_files
 
 .PHONY: run test test-long test-versions lint bench bench-again benchmarks docs docs-fast docs-check newcomer clean

@@ -52,6 +52,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[sections.Document], str]], ...] = (
     ("Continuous-time networks", "continuous_networks", sections.anything),
     ("Attention of the proximal operator, and OT-Flow", "rwpo", sections.rwpo),
     ("Gradients by costates", "control", sections.anything),
+    ("Gradients of runs", "adjoint", sections.anything),
     ("Large texts: preparing them, and training from them", "token_files", sections.anything),
     ("The mean-field equation", "meanfield", sections.anything),
 )

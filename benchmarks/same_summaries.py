@@ -25,6 +25,7 @@ import xarray
 SMALL = "--n 12 --paths 3 --t-final 0.2 --dt 0.01 --heads 1 2 4"
 FLOWS = "--n 6 --paths 2 --heads 2"
 PARTICLES = {
+    "chaos": "--n 4 --paths 2 --heads 2 --betas 1 --t-final 13",
     "clustering": "--betas 1 9 --dims 2 16 --n 8 --paths 4 --t-final 20 --dt 0.25 --series-betas "
     "1 2 --series-n 8 --series-paths 2 --series-t 60",
     "decay_equation": "--preset smoke",

@@ -15,7 +15,7 @@ import numpy as np
 
 import wflow
 from wflow._core import threads
-from wflow.kernels.evaluate import Sums, energy_laplacian, evaluate, head_sums
+from wflow.kernels.evaluate import Sums, energy_laplacian, evaluate, head_sums, velocity_adjoint
 
 DTYPES = ("float64", "float32")
 
@@ -57,6 +57,11 @@ def sums_of_heads(d: int) -> None:
                   sums=Sums("fast"))  # fmt: skip
 
 
+def adjoint(d: int) -> None:
+    x = tokens(d)[None]
+    velocity_adjoint(x, np.eye(d)[None, None], x)
+
+
 def mobilities() -> None:
     wflow.mobility(tokens(3), np.eye(3)[None])
     wflow.metric.metric_derivative(tokens(3), tokens(3)[::-1], np.eye(3)[None])
@@ -89,6 +94,9 @@ TASKS: list[tuple] = [
     (exact, 2, False),
     (exact, 3, False),
     (exact, 1, True),
+    (adjoint, 3),
+    (adjoint, 2),
+    (adjoint, 5),
     (large, True),
     (large, False),
     (exact, 5, True, ("float64",)),

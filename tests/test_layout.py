@@ -12,7 +12,8 @@ ROOT = Path(wflow.__file__).parent
 # A package imports from itself and from those before it.
 FLOORS = [
     "_core", "sphere", "kernels", "runs", "heads", "attention", "particles", "transport",
-    "meanfield", "analysis", "sampling", "distributed", "nets", "plots", "study", "cli",
+    "gradients", "meanfield", "analysis", "sampling", "distributed", "nets", "plots", "study",
+    "cli",
 ]  # fmt: skip
 FACADE = {"wflow", "wflow.__main__"}  # hands names on, and is imported by no module
 

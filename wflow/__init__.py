@@ -14,6 +14,10 @@ _HOMES = {
     "solve": ("wflow.particles.solver", "solve"),
     "sweep": ("wflow.distributed.sweep", "sweep"),
     "rerun": ("wflow.analysis.rerun", "rerun"),
+    "gradient": ("wflow.gradients.adjoint", "gradient"),
+    "Gradient": ("wflow.gradients.adjoint", "Gradient"),
+    "lyapunov": ("wflow.gradients.lyapunov", "lyapunov"),
+    "lipschitz": ("wflow.gradients.lipschitz", "lipschitz"),
     "SaveAt": ("wflow.particles.options", "SaveAt"),
     "Compute": ("wflow.particles.options", "Compute"),
     "Dopri5": ("wflow._core.adaptive", "Dopri5"),
@@ -51,6 +55,10 @@ _MODULES = {
     "transport": "wflow.transport",
     "meanfield": "wflow.meanfield",
     "sampling": "wflow.sampling",
+    "losses": "wflow.gradients.losses",
+    "inference": "wflow.gradients.inference",
+    "control": "wflow.gradients.control",
+    "interop": "wflow.gradients.interop",
     "metric": "wflow.transport.metric",
     "jko": "wflow.transport.jko",
     "clusters": "wflow.analysis.clusters",
@@ -102,6 +110,10 @@ if TYPE_CHECKING:
     )
     from wflow.attention.flows import Flow
     from wflow.distributed.sweep import sweep
+    from wflow.gradients import control, inference, interop, losses
+    from wflow.gradients.adjoint import Gradient, gradient
+    from wflow.gradients.lipschitz import lipschitz
+    from wflow.gradients.lyapunov import lyapunov
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import solve
     from wflow.plots.comparison import Comparison, compare

@@ -33,6 +33,10 @@ GROUPS = {
     "Simulation": {
         "wflow": "Solving, run files and their checks, energies of one cloud, errors, citations",
         "wflow.tokens": "Clouds of tokens to start from",
+        "wflow.losses": "Losses of `wflow.gradient`, with their derivatives",
+        "wflow.inference": "Heads and parameters of their laws from observed tokens",
+        "wflow.control": "Heads that carry tokens to a target",
+        "wflow.interop": "Runs as differentiable functions of torch and JAX",
         "wflow.heads": "Head laws, and heads of (Q, K, V)",
         "wflow.flows": "Flows, and how to define one",
         "wflow.sphere": "Projection, normalisation, geodesics",

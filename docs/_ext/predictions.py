@@ -44,7 +44,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "",
         ("ou_heads", "oscillating_heads", "edi_defect", "metric", "jko", "long_time",
          "stability_tokens", "stability_weights", "clustering", "spectrum", "equilibria",
-         "mean_field_limit", "mean_field_large", "noisy_tokens"),
+         "mean_field_limit", "mean_field_large", "noisy_tokens", "chaos", "inference", "steering"),
     ),
     (
         "The mean-field equation",

@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["start", "guide/tour", "guide/flows", "guide/laws", "guide/schemes", "guide/budget"]
 PAGES += ["guide/transport", "guide/stationary", "guide/run_files", "guide/command_line"]
 PAGES += ["guide/warnings"]
-PAGES += ["guide/sweeps"]
+PAGES += ["guide/sweeps", "guide/gradients", "guide/fitting"]
 PAGES += ["results/reproductions/glpr"]
 
 

@@ -39,8 +39,8 @@ SPHERE, MODES = meanfield.Sphere(12), meanfield.Harmonics(4)
 
 # What functions return or are handed: their arguments are taken as they are.
 RESULTS = {
-    "Comparison", "clusters.OmegaLimit", "clusters.PersistentCount", "clusters.Plateau",
-    "clusters.Stationarity",
+    "Comparison", "Gradient", "clusters.OmegaLimit", "clusters.PersistentCount", "clusters.Plateau",
+    "clusters.Stationarity", "control.Steering", "inference.Fit", "inference.Undecided",
     "equilibria.Extremum", "fits.Line", "heads.Step", "jko.EnergyInequality", "jko.Step",
     "metric.Bounds", "flows.Cloud", "flows.Growth", "meanfield.Mesh", "meanfield.Modes",
     "metric.Distance", "sampling.AttentionMean", "stationary.State", "stationary.Transition",
@@ -56,7 +56,8 @@ def public() -> set[str]:
         if callable(value := getattr(wflow, name))
         and not (isinstance(value, type) and issubclass(value, BaseException))
     }
-    for name in wflow._MODULES.keys() - {"nets", "study"}:  # test_net_calls, test_command_lines
+    # Of test_net_calls, test_command_lines, and of libraries that may be missing.
+    for name in wflow._MODULES.keys() - {"nets", "study", "interop"}:
         module = getattr(wflow, name)
         found |= {f"{name}.{n}" for n in module.__all__ if callable(getattr(module, n))}
     return found
@@ -182,6 +183,20 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
         **SHORT, "paths": 1, "seed": 0, **flow, "scheme": "euler", "causal": False, "kappa": 0.0,
         "save": wflow.SaveAt(), "compute": wflow.Compute(), "if_exists": "error", "progress": False,
     }
+    add("", "gradient", loss=wflow.losses.MeanCosine(), every_evaluation=True,
+        **{k: v for k, v in options.items() if k not in ("if_exists", "progress")})
+    add("", "lyapunov", exponents=2, transient=0.2, **{
+        k: v for k, v in options.items() if k not in ("save", "if_exists", "progress")
+    } | {"t_final": 2.4})
+    add("", "lipschitz", x=X, heads=D)
+    exact = {**flow, "scheme": "euler", "causal": False, "compute": wflow.Compute(), "seed": 0}
+    add("inference", "fit", observed=np.stack([X, X]), times=[0.1, 0.2], law=Frozen(), heads=D[:1],
+        estimate=["heads"], symmetric=True, x0=X, noise=1.0, level=0.9, resolution=1.0, starts=1,
+        dt=0.1, **exact)
+    add("control", "steer", x0=X, target=X, heads=D, pieces=2, penalty=0.1, symmetric=True,
+        t_final=0.2, dt=0.1, iterations=2, tolerance=1e-3, **exact)
+    add("losses", "Tokens, W2", target=X)
+    add("losses", "MeanCosine, Energy")
     filed = options | {"out": file, "if_exists": "overwrite"}
     add("", "solve", **options)
     add("", "solve to a file", **filed)
@@ -614,7 +629,8 @@ def as_plain(result: Any) -> Any:
     if hasattr(result, "centres") and not hasattr(result, "coords"):  # meshes, modes and nodes
         return [result.centres, result.areas]
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
-        return dataclasses.asdict(result)
+        plain = {k: v for k, v in dataclasses.asdict(result).items() if not k.startswith("_")}
+        return {k: as_plain(v) if isinstance(v, HeadLaw) else v for k, v in plain.items()}
     return result.to_dict() if hasattr(result, "coords") else result
 
 

@@ -1085,14 +1085,29 @@ class Schedule(HeadLaw):
             )
         super().__init__(symmetric=self._values is None and is_symmetric(self._scores))
 
-    def _at(self, table: NDArray[np.float64], t: float) -> NDArray[np.float64]:
+    def knot_at(self, t: float) -> tuple[int, float | None]:
+        """Return the knot of a time, and the share of the next one; None where it has none.
+
+        Parameters
+        ----------
+        t : float
+            Time.
+
+        Returns
+        -------
+        tuple
+            Number of the last knot that is not after t, and the share.
+        """
         # A time that rounding left just below a knot belongs to it.
-        nudged = t + 1e-9 * max(1.0, abs(t))
-        i = int(np.clip(np.searchsorted(self.times, nudged, side="right") - 1, 0, len(table) - 1))
-        if self.interpolation == "constant" or i == len(table) - 1:
-            return table[i]
-        share = (t - self.times[i]) / (self.times[i + 1] - self.times[i])
-        return table[i] + max(0.0, share) * (table[i + 1] - table[i])
+        nudged, last = t + 1e-9 * max(1.0, abs(t)), len(self.times) - 1
+        i = int(np.clip(np.searchsorted(self.times, nudged, side="right") - 1, 0, last))
+        if self.interpolation == "constant" or i == last:
+            return i, None
+        return i, max(0.0, (t - self.times[i]) / (self.times[i + 1] - self.times[i]))
+
+    def _at(self, table: NDArray[np.float64], t: float) -> NDArray[np.float64]:
+        i, share = self.knot_at(t)
+        return table[i] if share is None else table[i] + share * (table[i + 1] - table[i])
 
     def initial(self) -> tuple[Matrices, Matrices | None]:
         return self._at(self._scores, 0.0), self.values(0.0)

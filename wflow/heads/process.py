@@ -68,11 +68,14 @@ class HeadStep:
 
         The drift is that at t + node dt.
         """
-        D = moved(self.D, self.dt, row, self.slopes)
-        if self.mean_noise is not None and share:
-            D = D + share * self.mean_noise
+        D = self.inner(row, share)
         self.slopes.append(self.within(D, self.t + node * self.dt))
         return D, self.slopes[-1]
+
+    def inner(self, row: Sequence[float], share: float = 0.0) -> Matrices:
+        """Return the heads of a stage, of the slopes of the stages before it."""
+        D = moved(self.D, self.dt, row, self.slopes[: len(row)])
+        return D if self.mean_noise is None or not share else D + share * self.mean_noise
 
     def end(self, weights: Sequence[float]) -> Matrices:
         """Return the heads D + dt sum_i weights[i] f_i + noise at the end of the step."""

@@ -1,7 +1,8 @@
 """Sums over all pairs of tokens: exactly or by series, by Numba or by torch.
 
-`evaluate` gives velocities and energy terms of clouds, `energy_laplacian` what the diffusion of the
-tokens does to the energy, `head_sums` the sums of each head at any targets over weighted sources.
+`evaluate` gives velocities and energy terms of clouds, `velocity_adjoint` the cotangents of tokens
+and heads from those of velocities, `energy_laplacian` what the diffusion of the tokens does to the
+energy, `head_sums` the sums of each head at any targets over weighted sources.
 """
 
 from collections.abc import Callable, Collection
@@ -21,6 +22,7 @@ from wflow.kernels.harmonic.laplacian import fast_laplacian
 from wflow.kernels.harmonic.series import LARGEST_DEGREE, check_tolerance
 from wflow.kernels.harmonic.weighted import choose_weighted, fast_head_sums
 from wflow.kernels.pairs import diffusion
+from wflow.kernels.pairs.adjoint import blocked_adjoint, fused_adjoint
 from wflow.kernels.pairs.fused import fused_sums
 from wflow.kernels.pairs.headsums import EFFECTIVE, ENERGY_TERMS, SOFTMAX, TERMS, UNNORMALISED
 from wflow.kernels.pairs.weighted import pair_head_sums
@@ -204,6 +206,51 @@ def evaluate(
     if sums.have_error:
         terms["sum_error"] = error
     return Evaluation(velocity, terms)
+
+
+class Adjoint(NamedTuple):
+    """Cotangents of what velocities depend on.
+
+    x : (paths, n, d)
+    D : (paths, heads, d, d)
+    values : (paths, heads, d, d); None for tied heads, whose cotangents are in D
+    """
+
+    x: NDArray[np.floating]
+    D: NDArray[np.floating]
+    values: NDArray[np.floating] | None
+
+
+def velocity_adjoint(
+    x: NDArray[np.floating],
+    D: NDArray[np.floating],
+    cotangents: NDArray[np.floating],
+    *,
+    values: NDArray[np.floating] | None = None,
+    flow: str = "softmax",
+    direction: str = "descent",
+    causal: bool = False,
+) -> Adjoint:
+    """Compute the cotangents of tokens and heads from those of the velocities (paths, n, d).
+
+    The adjoint of `evaluate` with exact sums, in double precision; values may be (heads, d, d).
+    """
+
+    def matrices(given: NDArray) -> NDArray:
+        given = given if given.ndim == 4 else given[None]
+        return _dense(given[:1] if given.strides[0] == 0 else given, given.shape, x.dtype)
+
+    score = matrices(D)
+    value = score if values is None else matrices(values)
+    sign = 1.0 if values is not None else DIRECTIONS[direction]
+    adjoint = fused_adjoint if x.shape[2] < BLOCKED_FROM else blocked_adjoint
+    of_x, of_score, of_value = adjoint(
+        _dense(x, x.shape, x.dtype), score, value, _dense(cotangents, x.shape, x.dtype),
+        FLOWS[flow], sign, causal,
+    )  # fmt: skip
+    if values is None:
+        return Adjoint(of_x, of_score + of_value, None)
+    return Adjoint(of_x, of_score, of_value)
 
 
 def energy_laplacian(

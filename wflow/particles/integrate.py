@@ -1,6 +1,7 @@
 """Time integration of batches of paths, and what is recorded of them."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,11 @@ from numpy.typing import NDArray
 from wflow._core.adaptive import AdaptiveSteps, legs
 from wflow._core.errors import BlowUpError
 from wflow._core.rng import TOKEN_NOISE, CounterNormals
+from wflow._core.tableaux import Times
 from wflow.attention.cloud import warn_overflow
 from wflow.attention.flows import evaluator, flow_config
 from wflow.heads.laws import law_config
-from wflow.heads.process import Drift, HeadProcess
+from wflow.heads.process import Drift, HeadProcess, HeadStep
 from wflow.kernels.evaluate import DIRECTIONS, Evaluation, energy_laplacian, mark_overflow
 from wflow.particles.budget import Budget, Terms
 from wflow.particles.problem import Problem
@@ -25,10 +27,11 @@ from wflow.runs.store import Store
 from wflow.sphere.geometry import exponential_unchecked, project_unchecked
 
 State = dict[str, NDArray]
+Taken = Callable[[int, Times, Times, NDArray, HeadStep, list[Stage]], None]
 
 # A step that turns a token by more than atan(10), or a score that no exponential can tell from
 # its neighbours, means that the step size or the heads have run away.
-_MAX_STEP, _MAX_SCORE = 10.0, 1e6
+MAX_STEP, MAX_SCORE = 10.0, 1e6
 # The energy and the pass that uses each kernel value twice need D = D^T.
 _ASYMMETRIC = " and run with save=SaveAt(budget=False)"
 _BATCH_BYTES = {"numba": 2**26, "torch": 2**30}  # a GPU is full with a thousand paths at a time
@@ -105,10 +108,30 @@ class Recorder:
 
 
 class Batch(driver.Solver):
-    """A group of paths: their tokens, heads and energy budget at one time."""
+    """A group of paths: their tokens, heads and energy budget at one time.
 
-    def __init__(self, problem: Problem, paths: Paths, total: NDArray | None) -> None:
-        self.problem, self.paths = problem, paths
+    Parameters
+    ----------
+    problem : the run
+    paths : where the records of these paths go
+    total : as in `Recorder`
+    symmetric : whether the sums use D = D^T; by default where there is a budget, which needs it
+    taken : called with each step that is taken: number, start, length, tokens (k, n, d) and heads
+        at its start, and stages; of adaptive steps, which it gets where all paths take theirs,
+        start and length are arrays (k,)
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        paths: Paths,
+        total: NDArray | None,
+        *,
+        symmetric: bool | None = None,
+        taken: Taken | None = None,
+    ) -> None:
+        self.problem, self.paths, self._taken = problem, paths, taken
+        self.symmetric = bool(problem.save.budget) if symmetric is None else symmetric
         self.recorder = Recorder(problem, paths, total)
         first, last = paths.first, paths.last
         self.scheme = problem.scheme
@@ -135,15 +158,15 @@ class Batch(driver.Solver):
             problem.flow,
             direction=problem.direction,
             causal=problem.causal,
-            symmetric=bool(problem.save.budget),
+            symmetric=self.symmetric,
             sums=problem.sums,
         )
         # Sizes of terms up to which nothing is wrong with a step, whatever its other terms are; a
         # little less than the limits, for their rounding.
         largest = float(np.finfo(np.float64).max)
         limits = {name: largest for name in self.budget.rates if problem.save.budget}
-        limits |= {"speed_sq": largest, "max_score": _MAX_SCORE}
-        limits["max_speed"] = (1 - 1e-9) * _MAX_STEP / problem.dt
+        limits |= {"speed_sq": largest, "max_score": MAX_SCORE}
+        limits["max_speed"] = (1 - 1e-9) * MAX_STEP / problem.dt
         self._watched, self._limits = tuple(limits), np.array(list(limits.values()))[:, None]
 
     def state(self) -> State:
@@ -193,15 +216,17 @@ class Batch(driver.Solver):
             velocity, terms = self._evaluate(values(t + node * dt), x, D, drift, None, move.sigma2)
             return Stage(velocity, terms)
 
-        self.x, stages = advance(
-            self.scheme, self.x, move, dt, Stage(first.velocity, first.terms), stage_at, diffused
-        )
+        start, here = self.x, Stage(first.velocity, first.terms)
+        self.x, stages = advance(self.scheme, start, move, dt, here, stage_at, diffused)
         self.heads.D = move.end(self.scheme.weights)
+        if self._taken is not None:
+            self._taken(step, t, dt, start, move, stages)
         if self.moved is not None:
             self.moved = self.heads.D - move.D
-        if problem.save.budget:
+        if self.symmetric:
             self.heads.check_symmetric(t + dt, _ASYMMETRIC)
-            self.budget.advance(stages, self.scheme.weights, dt)
+        if problem.save.budget:
+            self.budget.advance([stage.terms for stage in stages], self.scheme.weights, dt)
         self._jump(step, t, dt)
         return step + 1
 
@@ -219,6 +244,16 @@ class Batch(driver.Solver):
         if self.moved is not None:
             self.moved[places] = 0.0
 
+    def token_noise(self, step: int) -> NDArray | None:
+        """Return the noise sqrt(2 kappa dt) xi of a step, of the tokens' shape; None without."""
+        kappa, dt = self.problem.kappa, self.problem.dt
+        if not kappa:
+            return None
+        xi = self.normals.draw_paths(
+            self.x.shape[1:], paths=self.numbers, step=step, purpose=TOKEN_NOISE
+        )
+        return (math.sqrt(2 * kappa * dt) * xi).astype(self.x.dtype)
+
     def _diffuse(self, step: int, terms: Terms, of_heads: NDArray | None) -> NDArray | None:
         """Return tokens after the noise sqrt(2 kappa dt) P_x xi of this step; add its terms.
 
@@ -227,13 +262,10 @@ class Batch(driver.Solver):
         (docs/theory/energy.md).
         """
         kappa, dt = self.problem.kappa, self.problem.dt
-        if not kappa:
+        noise = self.token_noise(step)
+        if noise is None:
             return None
-        xi = self.normals.draw_paths(
-            self.x.shape[1:], paths=self.numbers, step=step, purpose=TOKEN_NOISE
-        )
-        noise = project_unchecked(self.x, (math.sqrt(2 * kappa * dt) * xi).astype(self.x.dtype))
-        after = exponential_unchecked(self.x, noise)
+        after = exponential_unchecked(self.x, project_unchecked(self.x, noise))
         if self.problem.save.budget:
             laplacian, error = energy_laplacian(self.x, self.heads.D, self.problem.sums)
             terms["diffusion_power"] = kappa * laplacian
@@ -268,8 +300,8 @@ class Batch(driver.Solver):
         if np.count_nonzero(within) == within.size:  # mostly; false for NaN
             return
         turn = self.problem.dt * terms["max_speed"]
-        good = np.isfinite(terms["speed_sq"]) & (turn <= _MAX_STEP)
-        good &= terms["max_score"] <= _MAX_SCORE
+        good = np.isfinite(terms["speed_sq"]) & (turn <= MAX_STEP)
+        good &= terms["max_score"] <= MAX_SCORE
         for bad in np.flatnonzero(~good & ~self.paths.lost).tolist():
             path, D = self.numbers[bad], self.heads.D[bad]
             score = float(np.linalg.norm(D, axis=(1, 2)).max())
@@ -299,9 +331,9 @@ class AdaptiveBatch(Batch):
     divide the time into legs. Steps end at the end of a leg, where the paths wait for each other.
     """
 
-    def __init__(self, problem: Problem, paths: Paths, total: NDArray | None) -> None:
+    def __init__(self, problem: Problem, paths: Paths, total: NDArray | None, **how: Any) -> None:
         assert problem.control is not None
-        super().__init__(problem, paths, total)
+        super().__init__(problem, paths, total, **how)
         self.steps = AdaptiveSteps(problem.control, len(self.x))
         self._marks = np.union1d(problem.record_steps, problem.snapshot_steps)
         self._breaks = self.heads.breaks()
@@ -353,15 +385,19 @@ class AdaptiveBatch(Batch):
         within, stage_at = self._slopes(start, end)
         if self._stage is None:  # counted before the state was saved
             self._stage = self._here(within, stage_at)
-        rows, lengths, terms = attempt(
+        tried, good, x, move, stages = attempt(
             self.steps, self.x, self.heads.D, end, self._stage, within, stage_at
         )
         for path in self.steps.stuck:
             self._stop(path, "no step is short enough for the tolerances of Dopri5")
         self._check_at(self._stage.terms)
-        if self.problem.save.budget:
+        if self._taken is not None and good.all():
+            self._taken(0, tried.t, tried.dt, x, move, stages)
+        if self.symmetric:
             self.heads.check_symmetric(float(self.steps.time.max()), _ASYMMETRIC)
-            self.budget.advance(terms, self.scheme.weights, lengths, rows)
+        if self.problem.save.budget:
+            terms = [{name: of[good] for name, of in stage.terms.items()} for stage in stages]
+            self.budget.advance(terms, self.scheme.weights, tried.dt[good], tried.rows[good])
 
     def _spans(self, step: int) -> list[tuple[float, float]]:
         """Return the legs from a recorded step to the next; beyond the end to one more step."""
@@ -396,7 +432,7 @@ class AdaptiveBatch(Batch):
 
     def _check_at(self, terms: Terms) -> None:
         """Mark the paths as lost that have left the range in which their numbers are meaningful."""
-        good = np.isfinite(terms["speed_sq"]) & (terms["max_score"] <= _MAX_SCORE)
+        good = np.isfinite(terms["speed_sq"]) & (terms["max_score"] <= MAX_SCORE)
         for bad in np.flatnonzero(~good & ~self.paths.lost).tolist():
             self._stop(bad, "the run blows up", float(terms["max_score"][bad]))
         self._warn_overflow(float(self.steps.time.max()), terms)

@@ -9,12 +9,12 @@ that it is the first stage of the next one on the sphere too.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.adaptive import AdaptiveSteps, Sizes
+from wflow._core.adaptive import AdaptiveSteps, Attempt, Sizes
 from wflow._core.tableaux import Tableau, Times, moved, with_rows
 from wflow.heads.matrices import Matrices
 from wflow.heads.process import Drift, HeadStep
@@ -60,7 +60,7 @@ def advance(
     first: Stage,
     stage_at: Callable[[float, Array, Array, Array | None], Stage],
     diffused: Array | None = None,
-) -> tuple[Array, list[Terms]]:
+) -> tuple[Array, list[Stage]]:
     """Compute one step of tokens x (paths, n, d), whose heads make the step `heads`.
 
     Parameters
@@ -72,12 +72,12 @@ def advance(
 
     Returns
     -------
-    x after the step, and the terms of every stage, for the budget
+    x after the step, and its stages
     """
     stages = _stages(scheme, x, heads, dt, first, stage_at)
     start = x if diffused is None else diffused
     end = moved(start, dt, scheme.weights, [stage.velocity for stage in stages])
-    return normalise_unchecked(end), [stage.terms for stage in stages]
+    return normalise_unchecked(end), stages
 
 
 def _stages(
@@ -103,6 +103,21 @@ def _stages(
 StageAt = Callable[[NDArray[np.float64], Array, Array, Array | None], Stage]
 
 
+class Attempted(NamedTuple):
+    """A step that k of the paths tried: those of `good` (k,) made it.
+
+    tried : the paths, start and length
+    x, heads : tokens (k, n, d) where it starts, and the step of the heads
+    stages : of all k paths
+    """
+
+    tried: Attempt
+    good: NDArray[np.bool_]
+    x: Array
+    heads: HeadStep
+    stages: list[Stage]
+
+
 def attempt(
     steps: AdaptiveSteps,
     x: Array,
@@ -111,7 +126,7 @@ def attempt(
     first: Stage,
     within: Drift,
     stage_at: StageAt,
-) -> tuple[NDArray[np.intp], NDArray[np.float64], list[Terms]]:
+) -> Attempted:
     """Try one step of every path that is before `end`; x, D and first change in place.
 
     Parameters
@@ -122,12 +137,6 @@ def attempt(
     first : the stage where each path is
     within : drift of the heads up to `end`
     stage_at : evaluates a stage of k of the paths
-
-    Returns
-    -------
-    rows : (k,), the paths whose step was accepted
-    lengths : (k,), of these steps
-    terms : of every stage, each (k,), for the budget
     """
     control, tableau = steps.control, steps.control.tableau
     if not steps.begun:
@@ -152,7 +161,7 @@ def attempt(
     if after_d is not heads.D:
         D[rows[good]] = after_d[good]
     first.put(rows[good], stages[-1].of(good))
-    return rows[good], dt[good], [_of(stage.terms, good) for stage in stages]
+    return Attempted(tried, good, before, heads, stages)
 
 
 def _choose_first(

@@ -1,0 +1,204 @@
+"""`wflow.inference.fit`: known parameters come back, with intervals; the rest is reported."""
+
+import numpy as np
+import pytest
+
+import wflow
+from wflow import InputError
+from wflow.heads import QKV, Frozen, OrnsteinUhlenbeck, Oscillating, Schedule
+
+fit = wflow.inference.fit
+
+RNG = np.random.default_rng(7)
+HEADS = RNG.standard_normal((2, 3, 3))
+MEAN = np.diag([1.0, 0.5, -0.5])
+TIMES = np.linspace(0.0, 1.0, 6)
+X = wflow.tokens.uniform(36, 3, seed=0).reshape(3, 12, 3)
+TABLE = RNG.standard_normal((3, 1, 3, 3))
+
+
+def observe(x0, law, heads, noise=0.0, seed=0, **how):
+    """Tokens of a run at TIMES, with noise."""
+    paths = len(x0) if x0.ndim == 3 else 1
+    save = wflow.SaveAt(snapshots=TIMES, paths=range(paths), budget=False)
+    run = wflow.solve(x0, law, heads=heads, t_final=1.0, dt=0.1, paths=paths, save=save, **how)
+    x = run.tokens.values
+    x = x + noise * np.random.default_rng(seed).standard_normal(x.shape)
+    return wflow.sphere.as_tokens(x)
+
+
+def deviation(found, name, truth):
+    return np.abs(found.parameters[name] - truth).max()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_heads_come_back_within_their_errors(given):
+    y = observe(X, Frozen(), HEADS, noise=0.01)
+    found = fit(
+        y, TIMES, Frozen(), heads=HEADS + 0.1, x0=X if given else None,
+        noise=0.01 if given else None, starts=1, dt=0.1,
+    )  # fmt: skip
+    low, high = np.moveaxis(found.intervals["heads"], -1, 0)
+    errors = (high - low) / 4
+    assert found.converged and not found.undecided
+    assert np.all(np.abs(found.heads - HEADS) < 5 * errors) and errors.max() < 0.2
+    assert np.array_equal(found.heads, found.parameters["heads"])
+    assert abs(found.noise - 0.01) < 1e-3 and abs(found.misfit - 1) < 0.2
+    assert np.abs(wflow.sphere.as_tokens(found.x0) - X).max() < (1e-15 if given else 0.05)
+    value, low, high = found.combination({"heads": np.ones((2, 3, 3))})
+    assert abs(value - HEADS.sum()) < high - low < 1.0
+
+
+def test_heads_are_found_from_their_number_alone():
+    y = observe(X, Frozen(), HEADS[:1])
+    found = fit(y, TIMES, Frozen(), heads=1, x0=X, noise=1e-3, dt=0.1)
+    assert deviation(found, "heads", HEADS[:1]) < 1e-6
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_mean_and_rate_of_ornstein_uhlenbeck(exact):
+    law = OrnsteinUhlenbeck(MEAN, 1.5, 0.0, exact=exact)
+    y = observe(X, law, HEADS)
+    guess = OrnsteinUhlenbeck(MEAN + 0.1, 1.2, 0.0, exact=exact)
+    found = fit(y, TIMES, guess, heads=HEADS, estimate=["mean", "rate"], x0=X, starts=1, dt=0.1)
+    assert deviation(found, "mean", MEAN) < 1e-6 and deviation(found, "rate", 1.5) < 1e-6
+    assert found.law.exact is exact and found.intervals["rate"].shape == (2,)
+    assert np.array_equal(found.law.mean, found.law.mean.T)
+
+
+@pytest.mark.parametrize("interpolation", ["constant", "linear"])
+def test_a_schedule_and_the_pieces_that_nothing_depends_on(interpolation):
+    times = [0.0, 0.5, 1.0]
+    y = observe(X, Schedule(times, TABLE, interpolation), None)
+    guess = Schedule(times, TABLE + 0.1, interpolation)
+    found = fit(y, TIMES, guess, x0=X, starts=1, dt=0.1)
+    last = 2 if interpolation == "constant" else 3
+    assert deviation(found, "scores", TABLE) < 1e-5 if last == 3 else found.undecided[0].count == 9
+    assert np.abs(found.parameters["scores"] - TABLE)[:last].max() < 1e-5
+    assert np.isnan(found.parameters["scores"][last:]).all()
+    run = observe(X, found.law, None)
+    assert np.abs(run - y).max() < 1e-6
+
+
+def test_symmetric_heads_are_symmetric():
+    D = HEADS + HEADS.swapaxes(1, 2)
+    found = fit(
+        observe(X, Frozen(), D), TIMES, Frozen(), heads=D + 0.1, symmetric=True, x0=X, starts=1,
+        dt=0.1,
+    )  # fmt: skip
+    assert np.array_equal(found.heads, found.heads.swapaxes(1, 2))
+    assert deviation(found, "heads", D) < 1e-6
+
+
+def test_directions_off_the_span_of_the_tokens_are_named():
+    x0 = np.zeros((12, 3))
+    x0[:, :2] = wflow.tokens.uniform(12, 2, seed=0)
+    D = np.diag([1.0, -1.0, 0.0])[None]
+    found = fit(
+        observe(x0, Frozen(), D), TIMES, Frozen(), heads=0.9 * D, x0=x0, noise=0.01, starts=1,
+        dt=0.1,
+    )  # fmt: skip
+    assert [(each.name, each.count) for each in found.undecided] == [
+        ("parts of heads off the span of the tokens", 3)
+    ]
+    assert np.isnan(found.parameters["heads"][0, :, 2]).all()
+    assert np.isfinite(found.intervals["heads"][0, :, :2]).all()
+    assert np.isnan(found.combination({"heads": np.ones((1, 3, 3))})).all()
+    assert found.combination({"heads": D})[0] == pytest.approx(2.0, abs=1e-4)
+
+
+def test_heads_that_are_equal_enter_by_their_average():
+    D = np.stack([MEAN, MEAN])
+    found = fit(
+        observe(X, Frozen(), D), TIMES, Frozen(), heads=D, x0=X, noise=0.01, starts=1, dt=0.1
+    )
+    (undecided,) = found.undecided
+    assert undecided.name == "differences of the heads of different heads" and undecided.count == 9
+    assert np.isnan(found.parameters["heads"]).all()
+    weights = np.zeros((2, 3, 3))
+    weights[:, 0, 0] = 0.5
+    value, low, high = found.combination({"heads": weights})
+    assert low < value < high and value == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_rate_without_motion_is_undecided():
+    law = OrnsteinUhlenbeck(MEAN, 1.5, 0.0)
+    found = fit(
+        observe(X, law, MEAN[None]), TIMES, law, heads=MEAN[None], estimate=["mean", "rate"], x0=X,
+        noise=0.01, starts=1, dt=0.1,
+    )  # fmt: skip
+    assert [each.name for each in found.undecided] == ["rate"]
+    assert np.isnan(found.parameters["rate"]) and deviation(found, "mean", MEAN) < 1e-6
+
+
+def test_residuals_beyond_the_noise_are_warned_of():
+    y = observe(X, Frozen(), HEADS, noise=0.01)
+    with pytest.warns(wflow.AccuracyWarning, match="the model is another one"):
+        fit(y, TIMES, Frozen(), heads=HEADS[:1], x0=X, noise=0.01, starts=1, dt=0.1)
+
+
+OFF, NAN = 1.1 * X[:, None], np.full((3, 1, 12, 3), np.nan)
+OU = OrnsteinUhlenbeck(MEAN)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"observed": X[0]}, "expected one of|observed has shape"),
+        ({"times": [0.5, 1.0]}, "one for each snapshot"),
+        ({"times": [0.55]}, "whole number of steps"),
+        ({"observed": np.stack([X, X], 1), "times": [0.25, 0.5]}, "not a time of a step"),
+        ({"times": [-0.5]}, "increasing"),
+        ({"observed": NAN}, "not finite"),
+        ({"observed": OFF}, "divide each by its norm"),
+        ({"x0": None}, "observations at time 0"),
+        ({"x0": X[:, :5]}, "x0 has shape"),
+        ({"law": Oscillating(3)}, "expected Frozen"),
+        ({"law": OU}, "sigma2=0"),
+        ({"heads": None}, "expected a number of heads"),
+        ({"heads": QKV(HEADS, HEADS, HEADS)}, "tied heads"),
+        ({"heads": np.ones((1, 2, 2))}, "heads"),
+        ({"law": Schedule([0.0], TABLE[:1])}, "heads is None"),
+        ({"estimate": ["rate"]}, "what Frozen has"),
+        ({"estimate": []}, "empty"),
+        ({"heads": HEADS, "symmetric": True}, "not symmetric"),
+        ({"noise": 0.0}, "noise"),
+        ({"level": 1.0}, "level"),
+        ({"scheme": "dopri5"}, "steps of equal length"),
+        ({"heads": 100}, "do not decide"),
+        ({"dt": 0.3}, "dt"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(given, message):
+    call = {"observed": X[:, None], "times": [0.5], "law": Frozen(), "heads": 1, "x0": X, "dt": 0.1}
+    with pytest.raises(InputError, match=message):
+        fit(**(call | given))
+
+
+def test_weights_of_a_combination_are_checked():
+    found = fit(
+        observe(X, Frozen(), HEADS[:1]), TIMES, Frozen(), heads=HEADS[:1], x0=X, starts=1, dt=0.1
+    )
+    for weights in ({"mean": MEAN}, {"heads": MEAN}, MEAN):
+        with pytest.raises(InputError):
+            found.combination(weights)
+
+
+def test_intervals_cover_the_truth(cases):
+    """Of 95 % intervals 90 to 98 of 100 hold the truth; a few fits show gross errors only."""
+    held, law = [], OrnsteinUhlenbeck(MEAN, 1.5, 0.0)
+    for seed in range(cases(2, 100)):
+        x0 = wflow.tokens.uniform(36, 3, seed=seed).reshape(3, 12, 3)
+        for model, truth in ((Frozen(), {}), (law, {"mean": MEAN, "rate": 1.5})):
+            y = observe(x0, model, HEADS[:1], noise=0.02, seed=seed)
+            found = fit(
+                y, TIMES, model, heads=HEADS[:1], x0=None if seed % 2 else x0, starts=1, dt=0.1,
+                noise=0.02 if seed % 3 else None,
+            )  # fmt: skip
+            for name, interval in found.intervals.items():
+                value = {"heads": HEADS[:1], **truth}[name]
+                low, high = interval[..., 0], interval[..., 1]
+                known = ~np.isnan(low)
+                held.extend(((low <= value) & (value <= high))[known])
+    few = cases(True, False)
+    assert (0.8 if few else 0.9) <= np.mean(held) <= (1.0 if few else 0.98)

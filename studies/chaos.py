@@ -104,7 +104,7 @@ def collect(flags: Chaos) -> "study.Dataset":
         }  # fmt: skip
 
     times = np.linspace(flags.t_final / 5, flags.t_final, TIMES + 1)[1:]
-    return study.sweep(
+    return study.tabulate(
         cases, measure,
         {
             "exponent": (("path",), "largest Lyapunov exponent"),

@@ -167,7 +167,7 @@ def collect(flags: DecayEquation, files: dict[str, Path]) -> "study.Dataset":
         return values
 
     each = ("path",)
-    return study.sweep(
+    return study.tabulate(
         {
             "d": (flags.d, "dimension d"),
             "source": (sources_of(flags), "what moves under the heads"),

@@ -211,12 +211,12 @@ def collect(
     cell = problem | {"direction": (DIRECTIONS, "up or down the energy")}
     along: dict[str, Any] = {"start": (STARTS, "where the tokens start")}
     along["path"] = (np.arange(flags.paths), "random start")
-    table = study.sweep(cell, limits, LIMITS, along, "limit clouds")
+    table = study.tabulate(cell, limits, LIMITS, along, "limit clouds")
     text = "bound from below, from all limit clouds"
-    table = table.merge(study.sweep(problem, certificate, {"lower_bound": text}))
+    table = table.merge(study.tabulate(problem, certificate, {"lower_bound": text}))
     size = {"size": (flags.sizes, "number of tokens n")}
     clouds_of: dict[str, Any] = {"cloud": (np.arange(CLOUDS), "cloud of random tokens")}
-    table = table.merge(study.sweep(size, sizes, SIZES, {"path": along["path"]} | clouds_of))
+    table = table.merge(study.tabulate(size, sizes, SIZES, {"path": along["path"]} | clouds_of))
     uniform = equilibria.uniform_energy(flags.beta, flags.d)
     return table.assign_attrs(uniform_energy=uniform), clouds
 

@@ -94,7 +94,7 @@ def recovery(flags: Inference) -> "study.Dataset":
     }
     along = {"path": (np.arange(flags.paths), "data set")}
     texts = {name: (("path",), text) for name, text in VARIABLES.items()}
-    return study.sweep(cases, measure, texts, along, "fits")
+    return study.tabulate(cases, measure, texts, along, "fits")
 
 
 VARIABLES = {

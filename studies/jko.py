@@ -183,14 +183,14 @@ def movements(
         "case": (list(named), "metric and heads"),
         "path": (np.arange(flags.paths), "initial tokens, and noise"),
     }
-    table = study.sweep(
+    table = study.tabulate(
         cases | {"tau": (flags.taus, "step tau")},
         measure,
         WORK | {"distance": (("flow",), "W_2 at T between the movement and the explicit run")},
         {"flow": (FLOWS, "flow of the explicit run")},
     )
     between = {"between": "W_2 at T between the effective and softmax runs"}
-    table = table.merge(study.sweep(cases, apart, between))
+    table = table.merge(study.tabulate(cases, apart, between))
     return table.transpose("case", "flow", "tau", "path")
 
 
@@ -221,7 +221,7 @@ def identities(flags: Jko, x0: NDArray[np.float64]) -> "study.Dataset":
         return values | {"identity_converged": first.converged}
 
     texts = {name: f"{text}, first step" for name, text in IDENTITY.items()}
-    return study.sweep(
+    return study.tabulate(
         {
             "metric": (list(METRICS), "metric of the step"),
             "tau": (flags.taus, "step tau"),

@@ -147,7 +147,7 @@ def collect(flags: LongTime, files: dict[str, Path], limits: Limits) -> "study.D
         "path": (np.arange(flags.paths), "path"),
         "snapshot": (at, "time of the later snapshot"),
     }
-    table = study.sweep({"run": (list(files), "run")}, measure, series | NAMES, along)
+    table = study.tabulate({"run": (list(files), "run")}, measure, series | NAMES, along)
     return table.drop_vars("path")
 
 

@@ -209,7 +209,7 @@ def collect(flags: MeanFieldEquation, files: dict[str, Path]) -> "study.Dataset"
     texts["residual"] = "largest residual of the energy balance in size"
     texts["w2"] = "W_2 between tokens and equation at T, or an upper bound"
     texts["w2_lower"] = "lower bound of that, equal to it where it is exact"
-    table = study.sweep(
+    table = study.tabulate(
         dims | {"n": (flags.n, "number of tokens n")},
         measure,
         {name: (("path",), text) for name, text in texts.items()},
@@ -221,7 +221,7 @@ def collect(flags: MeanFieldEquation, files: dict[str, Path]) -> "study.Dataset"
     errors["limit_residual"] = "largest residual of the energy balance of the equation"
     errors["w2_cells"] = "W_2 between the equation and the masses at the centres of its cells"
     errors["dissipated"] = "energy that the equation dissipates up to T"
-    return table.merge(study.sweep(dims, error, errors))
+    return table.merge(study.tabulate(dims, error, errors))
 
 
 def measured_on(d: int) -> str:

@@ -113,7 +113,7 @@ def collect(flags: MeanFieldLimit, files: dict[str, Path]) -> "study.Dataset":
 
     each = ("path", "time")
     texts = QUANTITIES | {"w2_bound": "bound on W_2 by [MHT] Theorem 5.1, geodesic"}
-    return study.sweep(
+    return study.tabulate(
         {"d": (flags.d, "dimension d"), "n": (flags.n, "number of tokens n")},
         measure,
         {name: (each, text) for name, text in texts.items()},

@@ -125,7 +125,7 @@ def derivatives(flags: Metric, files: dict[str, Path]) -> "study.Dataset":
         }
 
     each = ("metric", "delta")
-    table = study.sweep(
+    table = study.tabulate(
         {
             "flow": (FLOWS, "flow of the tokens"),
             "time": (flags.times, "time t"),
@@ -162,7 +162,7 @@ def random_pairs(flags: Metric) -> "study.Dataset":
         return dict(zip(PAIR, values, strict=True))
 
     pairs = {"pair": (np.arange(flags.pairs), "pair of clouds")}
-    return study.sweep(pairs, measure, PAIR, progress="random pairs")
+    return study.tabulate(pairs, measure, PAIR, progress="random pairs")
 
 
 def slope(table: "study.Dataset", flow: str, name: str) -> PowerLaw:

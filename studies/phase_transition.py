@@ -141,7 +141,7 @@ def diagrams(flags: PhaseTransition) -> "study.Dataset":
             "fold": float(kappa.max()) / branch.attrs["critical_diffusion"],
         }
 
-    return study.sweep(
+    return study.tabulate(
         {"flow": (FLOWS, "flow"), "beta": (flags.betas, "factor of the head")},
         measure,
         {
@@ -255,7 +255,7 @@ def criticals(flags: PhaseTransition, files: dict[str, Path]) -> "study.Dataset"
         error = abs(zeros["fine"] - zeros["coarse"]) / 3
         return {"critical_equation": zeros["fine"], "critical_error": error}
 
-    return study.sweep(
+    return study.tabulate(
         {"flow": (FLOWS, "flow")},
         measure,
         {
@@ -291,7 +291,7 @@ def orders(flags: PhaseTransition, files: dict[str, Path]) -> "study.Dataset":
             "equation_change": change,
         }
 
-    return study.sweep(
+    return study.tabulate(
         {
             "flow": (FLOWS, "flow"),
             "start": (STARTS, "initial cloud"),

@@ -396,7 +396,7 @@ def main() -> None:
     }
     with study.session("spectrum", flags) as session:
         files = session.solve({names[key]: task(flags, *key) for key in names})
-        table = study.sweep(
+        table = study.tabulate(
             labels, lambda *key: measure(flags, files[names[key]], key[0]), NAMES,
             progress="clusters",
         )  # fmt: skip

@@ -144,7 +144,7 @@ def collect(flags: StabilityTokens, files: dict[str, Path]) -> "study.Dataset":
         "time": (time, "time"),
         "bound": (["low", "high"], "end of the interval"),
     }
-    return study.sweep(problems, measure, texts, along, "W₂")
+    return study.tabulate(problems, measure, texts, along, "W₂")
 
 
 def mean_constant(table: "study.Dataset") -> FloatArray:

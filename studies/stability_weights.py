@@ -127,11 +127,11 @@ def collect(flags: StabilityWeights, files: dict[str, Path]) -> "study.Dataset":
     name, each = "chordal W_2 between the flows", ("time",)
     path: dict[str, Any] = {"path": (np.arange(flags.paths), "sample or perturbation")}
     time = {"time": (flags.snapshots(), "time")}
-    drawn = study.sweep(
+    drawn = study.tabulate(
         {"heads": (flags.heads, "number H of sampled heads")} | path, sampled,
         {"w2_sampled": (each, f"{name} of H sampled heads and of all")}, time, "W₂ of samples",
     )  # fmt: skip
-    moved = study.sweep(
+    moved = study.tabulate(
         {"eps": (flags.eps, "size of the perturbation of the heads")} | path, perturbed,
         {
             "w2_frozen": (each, f"{name} of D_h + eps Z_h and of D_h, frozen"),

@@ -108,7 +108,7 @@ def collect(flags: Steering) -> "study.Dataset":
             "tokens": run.tokens.values[0],
         }
 
-    table = study.sweep(
+    table = study.tabulate(
         {"way": (WAYS, "from where to where"), "depth": (flags.depths, "depth T")},
         measure,
         {

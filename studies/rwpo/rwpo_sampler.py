@@ -214,7 +214,7 @@ def compare(flags: RwpoSampler, files: dict[str, Path], advance: Any) -> study.D
             **late,
         }
 
-    table = study.sweep(
+    table = study.tabulate(
         {"target": (flags.targets, "target"), "d": (flags.dims, "dimension"),
          "sampler": (SAMPLERS, "sampler"), "step": (flags.steps, "step h in units of 1/L")},
         measure,
@@ -255,7 +255,7 @@ def bias(flags: RwpoSampler) -> study.Dataset:
             "bias_floor": floor(name, 2, n, sliced).mean(),
         }
 
-    return study.sweep(
+    return study.tabulate(
         {"smooth": (("gaussian", "laplace"), "target in the plane"),
          "n": (flags.sweep, "number of tokens"), "h": (steps, "step")},
         measure,
@@ -297,7 +297,7 @@ def interaction(flags: RwpoSampler) -> study.Dataset:
         found, ratio = settled(flags, "laplace", d, n, h)
         return {"scale_ess": found["ess"].values[0, -1], "scale_variance": ratio[0]}
 
-    return study.sweep(
+    return study.tabulate(
         {"scale": (flags.scales, "dimension"), "count": (flags.sweep[:2], "number of tokens"),
          "h_scale": ((0.05, 0.025), "step")},
         measure,
@@ -318,7 +318,7 @@ def absorption(flags: RwpoSampler) -> study.Dataset:
             found = sampling.brwp(x0, of[name], sampling.L1(2.0), h=ABSORBED_STEP, **how)
         return {"spread": np.sqrt(found["sample_variance"].values[0].mean(axis=-1))}
 
-    return study.sweep(
+    return study.tabulate(
         {"kernel": (("exact", "laplace", "published"), "kernel"),
          "f": (tuple(of), "smooth part of the potential")},
         measure,
@@ -345,7 +345,7 @@ def temperature(flags: RwpoSampler) -> study.Dataset:
             "beta_ess": float(last["ess"]),
         }
 
-    return study.sweep(
+    return study.tabulate(
         {"beta": (flags.betas, "inverse temperature")},
         measure,
         {
@@ -369,7 +369,7 @@ def cost(flags: RwpoSampler) -> study.Dataset:
             best = min(best, (time.perf_counter() - begun) / 6)
         return {"seconds": best}
 
-    return study.sweep(
+    return study.tabulate(
         {"cost_d": (flags.dims, "dimension"), "cost_n": (flags.sweep, "number of tokens"),
          "cost_sampler": (SAMPLERS, "sampler")},
         measure,

@@ -1,4 +1,4 @@
-"""The sweep over labelled cases, and what studies start from."""
+"""Tables of labelled cases, and what studies start from."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ from wflow import InputError, study
 SIZES = {"n": ([2, 4, 8], "number of tokens"), "flow": (["softmax", "effective"], "flow")}
 
 
-def test_a_sweep_puts_every_case_at_its_labels() -> None:
+def test_a_table_puts_every_case_at_its_labels() -> None:
     seen, steps = [], []
 
     def measure(n: int, flow: str) -> dict:
         seen.append((n, flow))
         return {"size": n * len(flow), "series": [n, -n, 0.5], "exact": n == 2}
 
-    table = study.sweep(
+    table = study.tabulate(
         SIZES,
         measure,
         {
@@ -37,11 +37,11 @@ def test_a_sweep_puts_every_case_at_its_labels() -> None:
     assert table["flow"].attrs == {"long_name": "flow"}
 
 
-def test_a_sweep_names_the_case_that_does_not_fit() -> None:
+def test_a_table_names_the_case_that_does_not_fit() -> None:
     with pytest.raises(InputError, match=r"the case \(4, 'softmax'\) has \['other'\]"):
-        study.sweep(SIZES, lambda n, _: {"size" if n == 2 else "other": n}, {"size": "size"})
+        study.tabulate(SIZES, lambda n, _: {"size" if n == 2 else "other": n}, {"size": "size"})
     with pytest.raises(InputError, match=r"size of the case \(2, 'softmax'\) has shape \(2,\)"):
-        study.sweep(SIZES, lambda n, _: {"size": [n, n]}, {"size": "size"})
+        study.tabulate(SIZES, lambda n, _: {"size": [n, n]}, {"size": "size"})
 
 
 def test_initial_heads_are_those_of_a_run_with_that_seed() -> None:

@@ -1,7 +1,7 @@
 """`wflow.sweep`, which computes runs over a grid of arguments and reduces them to one table.
 
 `points` makes the arguments of every point, `table` puts what is known of every point side by side.
-Studies use both: `Session.sweep`, and `study.sweep` for cases that are measured without a run.
+Studies use both: `Session.sweep`, and `study.tabulate` for cases that are measured without a run.
 """
 
 from __future__ import annotations  # the signature of `sweep` shows short names

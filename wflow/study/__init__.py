@@ -1,7 +1,7 @@
 """The frame of a study: flags, runs, summary, findings, figures.
 
 `flags` are the options of the command line and the types of their values, `folder` what may be
-written where, `frame` a session of any study and its findings, `cases` the sweep over labelled
+written where, `frame` a session of any study and its findings, `cases` tables of labelled
 cases, `heads` the study over head counts, `networks` the study of networks, `texts` what those of
 texts share, `report` the page of a run or a study, `explore` sliders over a run in a
 notebook. The scripts in `studies/` import the package. Start with `frame`.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wflow._core.checks import Direction, FlowName, MetricName, SchemeName
 from wflow._core.command_line import Folder
-from wflow.study.cases import FloatArray, dataset, initial_heads, seed_of, sweep
+from wflow.study.cases import FloatArray, dataset, initial_heads, seed_of, tabulate
 from wflow.study.flags import (
     Angle,
     Checked,
@@ -75,7 +75,7 @@ __all__ = [
     "seed_of",
     "session",
     "slope_text",
-    "sweep",
+    "tabulate",
 ]
 
 

@@ -25,7 +25,7 @@ Labels = Mapping[str, tuple[Sequence[Any] | NDArray[Any], str]]
 """Dimension -> (labels, text): the coordinates of a table."""
 
 
-def sweep(
+def tabulate(
     cases: Labels,
     measure: Callable[..., Mapping[str, ArrayLike]],
     variables: Mapping[str, str | tuple[Sequence[str], str]],
@@ -50,7 +50,7 @@ def sweep(
     along : dict of str to tuple, optional
         Dimension -> (labels, text), those dimensions.
     progress : str or callable, default ""
-        Text beside a bar that shows how far the sweep has come, no bar if it is empty; or a
+        Text beside a bar that shows how far it has come, no bar if it is empty; or a
         function that is called with 1 after every case, as `Session.progress` gives it.
 
     Returns
@@ -67,7 +67,7 @@ def sweep(
     Examples
     --------
     >>> from wflow import study
-    >>> table = study.sweep(
+    >>> table = study.tabulate(
     ...     {"n": ([10, 20], "number of tokens")},
     ...     lambda n: {"inverse": 1 / n},
     ...     {"inverse": "1/n"},

@@ -49,7 +49,7 @@ from wflow.runs.results import (
 )
 from wflow.runs.schema import CONVENTIONS, history_line, version_of
 from wflow.study import report
-from wflow.study.cases import Labels, sweep
+from wflow.study.cases import Labels, tabulate
 from wflow.study.flags import Flags, OutputFlags
 from wflow.study.folder import (
     check_output,
@@ -471,12 +471,12 @@ class Session:
         Returns
         -------
         xarray.Dataset
-            The table, as that of `wflow.study.sweep`.
+            The table, as that of `wflow.study.tabulate`.
 
         Raises
         ------
         InputError
-            As `solve` and `wflow.study.sweep` raise it.
+            As `solve` and `wflow.study.tabulate` raise it.
         """
         import wflow.plots.accessor  # noqa: F401  # gives `reduce` run.wflow
 
@@ -490,7 +490,7 @@ class Session:
             with open_run(files[point.name]) as run:
                 return cast(Mapping[str, ArrayLike], point.reduced(reduce, run))
 
-        return sweep(cases, measure, variables, along)
+        return tabulate(cases, measure, variables, along)
 
     def progress(self, total: int, label: str) -> AbstractContextManager[Advance]:
         """Show the progress of a loop of the study: `with ... as advance: advance(1)`.

@@ -270,6 +270,13 @@ def test_memory_does_not_grow_with_paths_beyond_their_tokens(monkeypatch):
     assert peaks[2] - peaks[1] < 14 * 10 * x0.nbytes
 
 
+@pytest.mark.parametrize("scheme", ["heun", PRECISE])
+def test_heads_of_all_evaluations_add_up_to_the_heads_at_rest(scheme):
+    how = RUN | {"scheme": scheme, "heads": START}
+    found = wflow.gradient(X, Frozen(), loss=LOSS, every_evaluation=True, **how)
+    assert np.allclose(found.heads.sum(axis=1), found.initial_heads, rtol=1e-12, atol=1e-15)
+
+
 def test_a_custom_law_has_derivatives_of_tokens_and_evaluations():
     law, how = HeadLaw(lambda D, t: -D, diffusion=0.2, symmetric=False), {"heads": START}
     found = wflow.gradient(X, law, loss=LOSS, every_evaluation=True, **RUN, **how)
@@ -304,6 +311,17 @@ def test_derivatives_that_grow_without_bound_are_warned_of():
         wflow.gradient(
             antipodes, Frozen(), heads=np.eye(3)[None], direction="ascent", t_final=100.0, dt=0.2,
             loss=wflow.losses.Tokens(np.eye(3)[:2]),
+        )  # fmt: skip
+
+
+def test_heads_that_act_before_tokens_contract_are_warned_of():
+    law = Schedule([0, 30], np.stack([np.diag([1.0, 0, 0]), np.diag([0, 1.0, 0])])[:, None],
+                   interpolation="constant")  # fmt: skip
+    x0 = np.array([[1.0, 0.3, 0.2], [1.0, -0.1, 0.3]])
+    with pytest.warns(wflow.AccuracyWarning, match="chaotic"):
+        wflow.gradient(
+            wflow.sphere.as_tokens(x0), law, direction="ascent", scheme="rk4", t_final=60.0,
+            dt=0.05, loss=lambda x: (x[:, -1].sum(), np.ones_like(x)),
         )  # fmt: skip
 
 

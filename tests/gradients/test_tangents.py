@@ -164,6 +164,16 @@ def test_lipschitz_constant_is_the_largest_singular_value(causal):
     assert np.allclose(np.einsum("ik,ik->i", x, found.direction), 0)
 
 
+@pytest.mark.parametrize("flow", ["unnormalised", "effective"])
+@pytest.mark.parametrize("size", [1.0, -40.0])
+def test_lipschitz_constants_of_small_mobilities(flow, size):
+    cluster = IDENTITY[0, 0] + 0.1 * np.random.default_rng(0).normal(size=(5, 3))
+    x, D = wflow.sphere.as_tokens(cluster), size * IDENTITY
+    J = np.einsum("ikjl,jlb->ikjb", jacobian(x, D, D, flow=flow), bases(x)).reshape(15, 10)
+    found = wflow.lipschitz(x, D, flow=flow)
+    assert np.isclose(found.constant, np.linalg.svd(J)[1][0], rtol=1e-9, atol=0)
+
+
 def test_lipschitz_constants_stay_below_the_bounds():
     for n, beta in ((5, 3.0), (200, 0.3), (200, 2.0)):
         x, D = unit(RNG, n, 3), beta * symmetric(RNG, 3, 3, 3)

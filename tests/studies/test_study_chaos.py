@@ -13,7 +13,8 @@ def test_study_tells_agreement_from_a_cluster_at_rest(run_study):
     exponents = done.table["exponent"].sel(direction="ascent").mean("path").squeeze()
     assert float(exponents.sel(law="ornstein-uhlenbeck")) < -0.2
     assert np.abs(exponents.sel(law="oscillating")).max() < 0.2
-    assert done.verdicts("three or more oscillating heads") != ["confirmed in part"]
+    assert done.verdicts("three or more oscillating heads")[0] in ("confirmed", "inconclusive")
+    assert done.verdicts("one token")[0] in ("confirmed", "inconclusive")
     assert done.drawn("exponents")
 
 

@@ -155,7 +155,9 @@ def _change(tree: dict[str, Any], change: str) -> None:
         raise InputError("expected KEY=VALUE, such as dt=0.01, law.rate=2 or tokens=cloud.npy")
     _check_key(first, _KEYS)
     first = "x0" if first == "tokens" else first
-    value = _with_paths(_named(first, _value(text)) if not rest else _value(text), Path())
+    value = _value(text)
+    if not rest or rest[-1] != "file":
+        value = _with_paths(value if rest else _named(first, value), Path())
     table = tree
     for part, inner in zip((first, *rest), rest, strict=False):
         held = table.get(part, {})

@@ -188,7 +188,7 @@ def gradient(
     -----
     This is the discrete adjoint [1]_: the steps of the scheme are transposed one by one, from the
     last to the first, so that the result is the derivative of the computed run itself, exact to
-    rounding. An evaluation costs about three velocities beyond those of the run, which is computed
+    rounding. An evaluation costs several velocities beyond those of the run, which is computed
     twice where its stages do not fit into memory; about sqrt(steps) states are kept then. Of many
     paths, the stages of some are in memory at a time.
 
@@ -438,6 +438,8 @@ class Pullback:
         adjoint = ADJOINTS.get(type(law))
         self.law: LawAdjoint | None = None if adjoint is None else adjoint(law, self.shape[0])
         self.x: Array = np.zeros_like(batch.solver.x)
+        self.largest = np.zeros(self.shape[0])  # norms of x on the way back, and their times
+        self.times = np.zeros(self.shape[0])
         self.D: Array = np.zeros(self.shape)
         given = self.problem.values is not None and law.values(0.0) is None
         self.values = np.zeros(self.shape) if given else None
@@ -457,6 +459,9 @@ class Pullback:
                     self._step(k, record)
                 if not np.isfinite(self.x).all():
                     self._overflow(record.t)
+                size = np.sqrt(np.einsum("pik,pik->p", self.x, self.x))
+                self.times = np.where(size > self.largest, record.t, self.times)
+                self.largest = np.maximum(size, self.largest)
                 self._add(k, of_tokens, of_heads)
         if self.law is not None:
             self.law.initial(self.D)
@@ -626,7 +631,7 @@ class Trajectory:
                     batch.forget()
                 pullbacks.append(found)
         x = np.concatenate([found.x for found in pullbacks])
-        self._warn_growth(x, of_tokens)
+        self._warn_growth(pullbacks, of_tokens)
         given = np.asarray(x0, np.float64)
         if given.ndim == 2:
             x = _added(x)
@@ -648,16 +653,18 @@ class Trajectory:
             law=law,
         )
 
-    def _warn_growth(self, x: Array, of_tokens: Array) -> None:
+    def _warn_growth(self, pullbacks: Sequence[Pullback], of_tokens: Array) -> None:
         given = np.sqrt(np.einsum("psik,psik->ps", of_tokens, of_tokens)).sum(axis=1)
-        found = np.sqrt(np.einsum("pik,pik->p", x, x))
-        growth = float(np.max(found[given > 0] / given[given > 0], initial=0.0))
-        if not growth <= _GROWTH:
-            end = self.problem.steps * self.problem.dt
+        largest = np.concatenate([found.largest for found in pullbacks])
+        growth = np.divide(largest, given, out=np.zeros_like(given), where=given > 0)
+        worst = int(np.argmax(growth))
+        if not growth[worst] <= _GROWTH:
+            back = float(np.concatenate([found.times for found in pullbacks])[worst])
+            rate = math.log(growth[worst]) / (self.problem.steps * self.problem.dt - back)
             warn(
-                f"the derivatives grow by a factor of {growth:.2g} over the run, by about "
-                f"exp({math.log(growth) / end:.3g} t): the run is chaotic, and its gradient says "
-                "nothing about finite changes; take an earlier t_final, or weaker heads",
+                f"the derivatives grow by a factor of {growth[worst]:.2g} on the way back to t = "
+                f"{back:.3g}, by about exp({rate:.3g} t): the run is chaotic, and its gradient "
+                "says nothing about finite changes; take an earlier t_final, or weaker heads",
                 AccuracyWarning,
             )
 

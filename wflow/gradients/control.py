@@ -222,6 +222,7 @@ def steer(
     loss: Any = target if callable(target) else W2(target)
     t_final = positive(t_final, "t_final")
     pieces, penalty = whole(pieces, "pieces"), number(penalty, "penalty", least=0.0)
+    seed = whole(seed, "seed", least=0)
     table = _table(heads, pieces, x.shape[1], switch(symmetric, "symmetric"), seed)
     how: dict[str, Any] = {
         "dt": dt, "flow": flow, "direction": direction, "scheme": scheme, "causal": causal,
@@ -303,11 +304,11 @@ def steer(
 vars(steer).update(Steering=Steering)
 
 
-def _table(heads: Any, pieces: int, d: int, symmetric: bool, seed: Any) -> Array:
+def _table(heads: Any, pieces: int, d: int, symmetric: bool, seed: int) -> Array:
     """Return the heads that the search starts from, (pieces, heads, d, d)."""
     if np.ndim(heads) == 0:
         shape = (whole(heads, "heads"), d, d)
-        normals = CounterNormals(whole(seed, "seed", least=0))
+        normals = CounterNormals(seed)
         table = _FIRST * normals.draw(shape, path=0, step=0, purpose=INITIAL_HEADS)
         if symmetric:
             table = (table + table.swapaxes(-1, -2)) / 2

@@ -14,6 +14,7 @@ from scipy.linalg import eigh_tridiagonal
 from wflow._core.checks import FlowName, positive, whole
 from wflow._core.errors import InputError, WflowError
 from wflow._core.reprs import ShortResult
+from wflow.attention.cloud import effective_mobility, mobility
 from wflow.attention.flows import Flow
 from wflow.gradients.adjoint import differentiable_problem
 from wflow.gradients.tangent import velocity_tangents
@@ -25,7 +26,7 @@ from wflow.sphere.geometry import project_unchecked
 
 Array = NDArray[np.floating]
 
-_ROUNDING = 1e-14  # of the norms of the heads, below which a derivative is rounding
+_ROUNDING = 1e-14  # of heads times mobilities, below which a derivative is rounding
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,8 +106,8 @@ def lipschitz(
     .. math:: L = \max_{u} \frac{|J u|}{|u|} ,
 
     by a Lanczos iteration on :math:`J^T J`, from products with J and its adjoint: no matrix is
-    formed. The direction of the flow does not matter. For "softmax" and
-    :math:`a_h = |D_h|`, as in [1]_, which has no sphere,
+    formed. The direction of the flow does not matter. For "softmax",
+    tied heads and :math:`a_h = |D_h|`, as in [1]_, which has no sphere,
 
     .. math::
 
@@ -137,7 +138,8 @@ def lipschitz(
     tolerance, count = positive(tolerance, "tolerance"), whole(iterations, "iterations", least=1)
     check_scores(problem.scores, np.dtype(np.float64), "heads")
     cloud, D, values = problem.x0, problem.scores[None], problem.values
-    how: dict[str, Any] = {"values": values, "flow": problem.flow.name, "causal": causal}
+    flow_name = problem.flow.name
+    how: dict[str, Any] = {"values": values, "flow": flow_name, "causal": causal}
 
     def forward(u: Array) -> Array:
         inner = project_unchecked(cloud, u.reshape(cloud.shape))
@@ -150,6 +152,9 @@ def lipschitz(
     drawn = np.random.default_rng(0).standard_normal(cloud.shape)
     start = project_unchecked(cloud, drawn).ravel()
     scale = float(np.linalg.norm(D) + (0.0 if values is None else np.linalg.norm(values)))
+    if flow_name != "softmax":
+        of_mobilities = mobility if flow_name == "unnormalised" else effective_mobility
+        scale *= float(np.max(of_mobilities(cloud, problem.scores)))
     with np.errstate(over="ignore", invalid="ignore"):
         square, error, u = _largest(
             lambda u: back(forward(u)), start, tolerance, count, (_ROUNDING * scale) ** 2

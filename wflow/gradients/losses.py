@@ -38,7 +38,7 @@ def _at_end(tokens: Array, value: float, derivatives: Array) -> tuple[float, Arr
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    r"""Mean squared distance to given tokens, each to its own.
+    r"""Squared distance to given tokens, each to its own: mean over tokens, sum over snapshots.
 
     Parameters
     ----------

@@ -191,9 +191,9 @@ def lyapunov(
             f"exponents is {count}: {n} tokens in {d} dimensions have n (d - 1) = {n * (d - 1)}"
         )
     marks = _marks(problem, number(transient, "transient"))
-    check_memory(
-        8 * problem.paths * (len(marks) + 4 * n * d) * count, "the exponents", "take fewer of them"
-    )
+    least = min(problem.paths, max(1, _BYTES // _path_bytes(problem, count)))
+    needed = 8 * problem.paths * len(marks) * count + least * _path_bytes(problem, count)
+    check_memory(needed, "the exponents", "take fewer of them, or fewer tokens")
     problem = replace(problem, save=replace(problem.save, snapshots=tuple(marks * problem.dt)))
     logs, divergence = _grown(problem, count)
     largest = np.abs(logs[:, -1]).max() / (marks[-1] - marks[0])  # in a step
@@ -223,13 +223,20 @@ def _marks(problem: Problem, transient: float) -> NDArray[np.int64]:
     return np.rint(np.linspace(first, problem.steps, count + 1)).astype(np.int64)
 
 
+def _path_bytes(problem: Problem, count: int) -> int:
+    """Return the bytes that a step of a path takes, with its tangent vectors."""
+    n, d = problem.x0.shape[-2:]
+    steps = problem.scheme.stages * (n * d + problem.heads * d * d)
+    return 8 * (steps + count * n * (2 * problem.heads * (d + 1) + d * (d + 5)))
+
+
 def _grown(problem: Problem, count: int) -> tuple[Array, Array]:
     """Return logarithms of the growth (paths, marks, k), and the mean divergence (paths,).
 
     Both start at the first mark.
     """
     n, d = problem.x0.shape[-2:]
-    most = max(1, _BYTES // (8 * problem.scheme.stages * (n * d + problem.heads * d * d)))
+    most = max(1, _BYTES // _path_bytes(problem, count))
     if problem.control is not None:
         most = 1  # paths have steps of their own
     elif problem.compute.batch is not None:

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import reals, whole
 from wflow._core.errors import InputError
+from wflow._core.memory import check_memory
 
 Matrices = NDArray[np.floating]  # (..., heads, d, d)
 
@@ -62,7 +63,9 @@ def isotropic(beta: ArrayLike, d: int) -> NDArray[np.float64]:
         raise InputError(
             f"beta has shape {values.shape}, expected a number, or one for each head (heads,)"
         )
-    return values.reshape(-1, 1, 1) * np.eye(whole(d, "d", least=2))
+    d = whole(d, "d", least=2)
+    check_memory(8 * values.size * d * d, f"heads of {d} dimensions", "take fewer dimensions")
+    return values.reshape(-1, 1, 1) * np.eye(d)
 
 
 def is_symmetric(D: Matrices) -> bool:

@@ -28,7 +28,7 @@ Metric = Literal["weighted", "w2"]
 Direction = Literal["ascent", "descent"]
 Product = Callable[[Tensor], Tensor]
 _SUFFICIENT = 1e-4  # share of the predicted decrease that a step must reach (Armijo)
-_HALVINGS = 30
+_HALVINGS, _DIRECTIONS = 30, 200  # of a step, and of conjugate gradients, at most
 
 
 @register
@@ -47,14 +47,14 @@ class MinimizingMovement(nn.Module):
         Step :math:`\tau`, in units of the time of the flow.
     metric : {"weighted", "w2"}
         The weighted distance of [1]_, whose flow is softmax attention for one head, or W₂, whose
-        flow is attention that is not normalised.
+        flow is attention that is not normalised; both to first order, each token on its own way.
     direction : {"ascent", "descent"}
         Whether the energy rises, and tokens attract each other where D is positive, or falls.
     causal : bool, default False
         Whether a token sees itself and those before it only.
     tolerance : float, default 1e-4
-        Length of the mean step that is left, on the unit sphere. Derivatives are as accurate, the
-        inequality of the energies holds at any tolerance.
+        Length of the mean step that is left, on the unit sphere, and residual of the system that
+        gives derivatives. The inequality of the energies holds at any tolerance.
     iterations : int, default 20
         Newton steps at most. A sample that needs more keeps what it has, with a warning.
 
@@ -70,13 +70,15 @@ class MinimizingMovement(nn.Module):
     :math:`\langle u, D_h v\rangle` of a symmetric matrix,
 
     .. math:: E(u) = \frac{1}{2 H n^2} \sum_{h, i, j} e^{s_h(u_i, u_j)}, \qquad
-       u' = \operatorname{argmin}_w \; \mp E(w) + \frac{1}{2 \tau n} \sum_i b_i |w_i - u_i|^2,
+       J(w) = \mp E(w) + \frac{1}{2 \tau n} \sum_i b_i |w_i - u_i|^2,
 
-    with the minus sign for ascent; :math:`b_i` is the harmonic mean over heads of
-    :math:`\frac1n \sum_j e^{s_h(u_i, u_j)}`, or 1 for W₂. Hence
-    :math:`\mp E(u') \le \mp E(u) - \frac{1}{2 \tau n} \sum_i b_i |u'_i - u_i|^2`, for all weights
-    and all :math:`\tau`. A mask has no energy: with `causal` each token minimises its own, its
-    context held where it is, and the inequality holds for it.
+    with the minus sign for ascent. :math:`u'` is the minimum of J that Newton's method reaches from
+    u, and :math:`b_i` the harmonic mean over heads of :math:`\frac1n \sum_j e^{s_h(u_i, u_j)}`,
+    or 1 for W₂. Hence :math:`\mp E(u') \le \mp E(u) - \frac{1}{2 \tau n} \sum_i b_i |u'_i -
+    u_i|^2`, for all weights and all :math:`\tau`. For small :math:`\tau` J has one minimum near u;
+    for a large one it has several, and u' jumps between them as u moves. A mask has no energy: with
+    `causal` each token minimises its own, its context held where it is, and the inequality holds
+    for it.
 
     The derivative is :math:`-J_{ww}^{-1}` times that of the gradient :math:`J_w` by weights and
     hidden states, by conjugate gradients. Second derivatives are refused.
@@ -306,8 +308,14 @@ class _Implicit(torch.autograd.Function):
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         w, scale = ctx.saved_tensors
         with torch.enable_grad():
-            solved = _conjugate_gradients(
+            solved, left = _conjugate_gradients(
                 ctx.product, _tangent(cotangent, w), w, scale, ctx.dims, ctx.tolerance
+            )
+        if left:
+            warn(
+                "the derivative of a minimiser was not solved to the tolerance: it lies where the "
+                "minimiser nearly jumps; give a smaller tau, or a larger tolerance",
+                AccuracyWarning,
             )
         return -solved, None, None, None, None, None
 
@@ -363,7 +371,7 @@ def _minimise(
 
         # As exact as is worth while far from the minimiser: quadratic convergence near it.
         forcing = size.clamp(max=0.1)
-        step = -_conjugate_gradients(product, slope0, w.detach(), scale, dims, forcing)
+        step = -_conjugate_gradients(product, slope0, w.detach(), scale, dims, forcing)[0]
         with torch.no_grad():
             shorter = _shortened(objective, w.detach(), step, slope0, value, dims)
             w = torch.where(open_, shorter, w.detach())
@@ -401,8 +409,8 @@ def _conjugate_gradients(
     scale: Tensor,
     dims: tuple[int, ...],
     tolerance: Tensor | float,
-) -> Tensor:
-    """Solve A v = target in the tangent space at w, for every sample or token.
+) -> tuple[Tensor, bool]:
+    """Solve A v = target in the tangent space at w, for every sample or token; say what is left.
 
     It ends a direction of negative curvature where it meets it (Steihaug), at the first one with
     the preconditioned target, which is one of descent.
@@ -413,7 +421,7 @@ def _conjugate_gradients(
     power = (residual * preconditioned).sum(dims, keepdim=True)
     enough = power * torch.as_tensor(tolerance, dtype=power.dtype, device=power.device) ** 2
     going = power > enough
-    for _ in range(2 * target.shape[2] + 20):
+    for _ in range(_DIRECTIONS):
         if not going.any():
             break
         image = _tangent(product(direction), w)
@@ -432,7 +440,7 @@ def _conjugate_gradients(
         direction = torch.where(going, preconditioned + new / power * direction, 0.0)
         power = torch.where(going, new, power)
         going = going & (power > enough)
-    return solution
+    return solution, bool((power > enough).any())
 
 
 def _tangent(vectors: Tensor, w: Tensor) -> Tensor:

@@ -37,7 +37,12 @@ COSTATES = "time of costates over checkpointing of each layer"
 FILES = "phase diagram with its run files"
 OVER_TORCH = "phase diagram in memory, time of torch over that of wflow"
 FIRST = "first start of a study, with compilation (s)"
+ADJOINT = "adjoint of an evaluation over its velocity, tied heads, worst case"
+GRADIENT = "gradient of a run, fastest of torch and JAX over wflow, worst case"
 WHY: dict[str, str] = {
+    ADJOINT: "a pair and head take 52 multiply-adds where the velocity of tied heads takes 13, and "
+    "6 products where it takes 2 in many coordinates",
+    GRADIENT: "JAX computes the steps of many heads and few tokens as fast",
     SHORT: "what does not grow with the heads, a in the table of `exact_sums`, is a fifth to "
     "a quarter of a step of 8 heads, and about half of it is the call itself: Python, arguments, "
     "the way into compiled code. The heads alone, b there, reach 78 % and more",
@@ -230,6 +235,11 @@ def _double_gap(document: Mapping[str, Any]) -> float:
     return float(max(gap for name, gap in gaps.items() if "float64" in name))
 
 
+def _adjoint(document: Mapping[str, Any]) -> float:
+    rows = [row for row in document["adjoint"] if row["over"] == "velocity, tied"]
+    return float(max(row["median_times"] for row in rows))
+
+
 STUDY_MEMORY = "peak memory of ou_heads --heads 64 --paths 16 as installed by pip (MB)"
 
 # In the order of the page; what a benchmark does not list itself.
@@ -305,6 +315,23 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place("exponent of its memory in N", 1.05, False),
         Place(
             "OT-Flow iteration, trace over gradient, over the ratio of their operations", 1.0, False
+        ),
+    ),
+    "adjoint": (
+        Place(ADJOINT, 3.5, False, "times", _adjoint),
+        Place(
+            GRADIENT,
+            5.0,
+            True,
+            "times",
+            lambda document: min(row["median_times"] for row in document["ratios"]),
+        ),
+        Place(
+            "memory of torch and JAX over wflow's, gradient of a run, least",
+            20.0,
+            True,
+            "times",
+            lambda document: min(row["memory_times"] for row in document["ratios"]),
         ),
     ),
     "control": (

@@ -706,15 +706,18 @@ def _mean_cell(row: Mapping[str, Any], key: str) -> str:
 
 
 def _fit_rows(fit: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield prefactor, exponent and the other numbers of a fit, as the summary has them."""
+    """Yield prefactor, exponent and the other numbers of a fit, with the digits of their errors."""
 
-    def number(value: float | None) -> str:
-        return "" if value is None else f"{value:.5g}"
+    def number(value: float | None, error: float | None = None) -> str:
+        if value is None:
+            return ""
+        return with_error(value, error).partition(" ±")[0] if error else f"{value:.5g}"
 
     for name, symbol in (("prefactor", "a"), ("exponent", "b")):
-        low, high = map(number, fit[f"{name}_ci"])
+        error = fit[f"{name}_error"]
+        low, high = (number(bound, error) for bound in fit[f"{name}_ci"])
         interval = f"{100 * fit['level']:.0f} %: {low} to {high}" if low and high else ""
-        yield symbol, number(fit[name]), interval, number(fit[f"{name}_error"])
+        yield symbol, number(fit[name], error), interval, number(error, error)
     yield "Pearson correlation", number(fit["pearson"]), "", ""
     yield "head counts", number(fit["points"]), "", ""
     yield "fit from H =", number(fit["heads_from"]), "", ""

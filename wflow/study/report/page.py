@@ -558,7 +558,8 @@ def _page_of_study(study: Study) -> Page:
     found = document.get("findings", [])
     findings = _findings_html(found)
     count = len(study.sections) + len(study.rest)
-    drawn = [k for k, section in enumerate(study.sections) if section.cloud or section.density]
+    drawn = [k for k, section in enumerate(study.sections) if section.cloud]
+    drawn = drawn or [k for k, section in enumerate(study.sections) if section.density]
     place = drawn[-1] if drawn else len(study.sections) - 1
     parts = [findings] if findings else []
     if drawn or (study.sections and not findings):  # one run, as an example

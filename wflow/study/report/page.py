@@ -558,19 +558,20 @@ def _page_of_study(study: Study) -> Page:
     found = document.get("findings", [])
     findings = _findings_html(found)
     count = len(study.sections) + len(study.rest)
-    drawn = [k for k, section in enumerate(study.sections) if section.cloud]
-    drawn = drawn or [k for k, section in enumerate(study.sections) if section.density]
-    place = drawn[-1] if drawn else len(study.sections) - 1
-    parts = [findings] if findings else []
-    if drawn or (study.sections and not findings):  # one run, as an example
-        named = escaped(_called(study.sections[place]))
-        parts += _hero(
-            study.sections[place], f"r{place}", page, lambda _, text: f"<h3>{text}: {named}</h3>"
-        )
     main = ""
     if (pictures or charts) and (findings or count != 1):
         main = pictures.pop(0) if pictures else charts.pop(0)
-    beside = len(found) > _FEW or len(parts) < 2  # of a long column, or of one alone
+    drawn = [k for k, section in enumerate(study.sections) if section.cloud or section.density]
+    best = max(drawn or range(len(study.sections)), key=lambda k: _worth(study, k), default=0)
+    parts = [findings] if findings else []
+    example = bool(drawn or (study.sections and not findings))
+    if example:
+        run = study.sections[best]
+        named = escaped(_called(run))
+        parts += _hero(run, f"r{best}", page, lambda _, text: f"<h3>{text}: {named}</h3>")
+        if main and drawn and not _has_energy(run):
+            parts.pop()  # the main figure takes the place of what is absent
+    beside = len(found) > _FEW or len(parts) < (3 if drawn and findings else 2)
     parts += [main] if main and beside else []
     chips = _chips(study.sections)
     if findings and not beside:  # few: there is room below them
@@ -593,7 +594,7 @@ def _page_of_study(study: Study) -> Page:
         body.append('<section><h2 id="figures">Figures</h2><div class="pictures">')
         body += [*pictures, "</div></section>"]
     if study.sections:
-        body.append(_runs_html(study, page, count == 1 and len(parts) > 1))
+        body.append(_runs_html(study, page, count == 1 and example))
     rows = [
         (key, plain(value if isinstance(value, str) else json.dumps(value)))
         for key in ("schema", "created", "versions", "config")
@@ -604,6 +605,16 @@ def _page_of_study(study: Study) -> Page:
         body.append('<section><h2 id="provenance">Provenance</h2>')
         body.append(_table(rows, kind="info") + command + "</section>")
     return page
+
+
+def _has_energy(section: Section) -> bool:
+    return not section.charts.keys().isdisjoint(("budget", "movements"))
+
+
+def _worth(study: Study, place: int) -> tuple[bool, bool, int]:
+    """Rank the runs: the first screen has the last one with tokens and, if possible, energy."""
+    section = study.sections[place]
+    return section.cloud is not None, _has_energy(section), place
 
 
 def _called(section: Section) -> str:

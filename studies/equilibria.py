@@ -267,7 +267,8 @@ def of_problem(flags: Equilibria, problem: str, direction: str, at: "study.Datas
         numbers += "; the others end: " + ", ".join(f"{c} {f}" for f, c in counts.items() if c)
     if kind != "uniform":
         angle = float(np.max(at["support_angle"].values[ends], initial=0))
-        numbers += f"; tokens there lie within an angle of {angle:.0e}"
+        within = f"within an angle of {angle:.0e}" if angle else "exactly so"
+        numbers += f"; tokens there lie {within}"
     good = bool(ends.any()) and beyond <= (REACHED if kind != "uniform" else 1e-9)
     claim = f"D {problem}, {direction}: the {extreme} energy is that of {names[kind]}"
     return Finding.decided(claim, source, numbers, ends & good).of_theorem()

@@ -31,7 +31,7 @@ from wflow.heads import OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, grid, legend_below, log_axis, shade, style, time_axis
 from wflow.study import Finding, FloatArray
 
-BAND = (-1.05, -0.90)  # of the exponent, as in the study ou_heads
+BAND = (-1.05, -0.90)  # of the interval; ou_heads asks that the exponent is within 0.1 of -1
 PEARSON = -0.99
 SAME = 0.05  # difference of exponents, with its interval, that counts as none
 POINTS = 0.02  # the same between all characteristics and a quarter of them

@@ -53,6 +53,7 @@ SIZES: dict[str, Any] = {
     "size_minimal": "least energy of n tokens, where it is known",
 }
 FORMS = ("one point", "antipodal pair", "spread out")
+ENDS = ("in one point", "in an antipodal pair", "spread out")
 REACHED = 1e-6  # relative distance of an energy from the extremum, at which it counts as reached
 GATHERED = 1e-2  # angle in radians within which tokens count as one point
 
@@ -237,8 +238,8 @@ def of_problem(flags: Equilibria, problem: str, direction: str, at: "study.Datas
     best = float(at["extremum"])
     energies = at["energy"].values
     ends = reached(flags, at)
-    shares = ", ".join(
-        f"{row.sum()} of {row.size} from the {s}" for s, row in zip(STARTS, ends, strict=True)
+    shares = " and ".join(
+        f"{row.sum()} of {row.size} starts on the {s}" for s, row in zip(STARTS, ends, strict=True)
     )
     if not math.isfinite(best):
         bound = float(at["lower_bound"])
@@ -247,23 +248,27 @@ def of_problem(flags: Equilibria, problem: str, direction: str, at: "study.Datas
         good = spread and lowest - bound <= 1e-3 * lowest
         return Finding.decided(
             f"D {problem}, {direction}: the minimiser is spread out", source,
-            f"all clouds spread out: {'yes' if spread else 'no'}; lowest energy {lowest:.6f}, at "
-            f"most {lowest - bound:.1e} above the minimum (convexity); there end {shares}",
+            f"{'all' if spread else 'not all'} clouds spread out; the lowest energy is "
+            f"{lowest:.6f}, at most {lowest - bound:.1e} above the minimum by convexity; {shares} "
+            "end there",
             ends & good,
         ).of_theorem()  # fmt: skip
     names = {"dirac": "one point", "pair": "an antipodal pair", "uniform": "the uniform measure"}
     kind = str(at["extremum_kind"].values)
     sign = 1 if direction == "ascent" else -1
     beyond = float((sign * (energies / best - 1)).max())
-    numbers = f"closed form {best:.6f}, best start off by {np.abs(energies / best - 1).min():.0e}; "
-    numbers += f"there end {shares}"
+    gap = np.abs(energies / best - 1).min()
+    numbers = f"the closed form is {best:.6f}, which the best start reaches "
+    numbers += f"to within {gap:.0e} of it" if gap else "to the last digit"
+    numbers += f"; {shares} end there"
     if not ends.all():
         others = at["form"].values[~ends]
-        counts = {f: int((others == k).sum()) for k, f in enumerate(FORMS)}
-        numbers += "; the others: " + ", ".join(f"{c} {f}" for f, c in counts.items() if c)
+        counts = {f: int((others == k).sum()) for k, f in enumerate(ENDS)}
+        numbers += "; the others end: " + ", ".join(f"{c} {f}" for f, c in counts.items() if c)
     if kind != "uniform":
         angle = float(np.max(at["support_angle"].values[ends], initial=0))
-        numbers += f"; tokens there within an angle of {angle:.0e}"
+        within = f"within an angle of {angle:.0e}" if angle else "exactly so"
+        numbers += f"; tokens there lie {within}"
     good = bool(ends.any()) and beyond <= (REACHED if kind != "uniform" else 1e-9)
     claim = f"D {problem}, {direction}: the {extreme} energy is that of {names[kind]}"
     return Finding.decided(claim, source, numbers, ends & good).of_theorem()

@@ -57,8 +57,9 @@ def findings(laws: Mapping[str, fits.PowerLaw]) -> list[study.Finding]:
     fit = laws["upper_gradient_sq"]
     return [
         study.Finding.slope(
-            "$G^2$ decays like $1/H$ for Ornstein-Uhlenbeck heads", "[MHT] eq. 151, fig. 2",
-            fit, -1.0, 0.1, note=f", Pearson {fit.pearson:.4f}",
+            "for Ornstein-Uhlenbeck heads $G^2$ decays like $1/H$, as $H^s$ with $s$ within 0.1 of "
+            "$-1$",
+            "[MHT] eq. 151, fig. 2", fit, -1.0, 0.1, note=f", Pearson {fit.pearson:.4f}",
         )
     ]  # fmt: skip
 

@@ -1,4 +1,7 @@
-"""Images of the gallery: every figure and animation of an example, and a thumbnail of its idea."""
+"""Images of the gallery: every figure and animation of an example, and a thumbnail of its idea.
+
+`python docs/_ext/gallery_images.py` cuts the pictures of the cards of docs/results/index.md again.
+"""
 
 import gc
 import re
@@ -27,6 +30,12 @@ THUMBNAILS = {
     "plot_4_maximum_principle": (1, 2),
     "plot_4_mean_field_equation": (1, 2),
     "plot_2_samplers": (1, 1),
+}
+# Cards: figure of docs/results -> its panel (left, top, right, bottom), in shares of its size.
+CARDS = {
+    "edi_defect_noise": (0.0, 0.13, 0.5, 1.0),
+    "mnist_vit_paper_learning_curves": (0.505, 0.14, 1.0, 1.0),
+    "rwpo_operator_layer": (0.0, 0.0, 0.505, 1.0),
 }
 # The look of the figures, which so is no part of an example.
 STYLE = {"figure.constrained_layout.use": True, "figure.figsize": (6, 3.4), "legend.frameon": False}
@@ -133,3 +142,15 @@ def use_thumbnails(app: Any) -> None:
     for designed in Path(app.srcdir, "gallery").rglob("images/thumb/designed_*"):
         name = designed.name.replace("designed", "sphx_glr", 1)
         shutil.copyfile(designed, designed.with_name(f"{Path(name).stem}_thumb{designed.suffix}"))
+
+
+def cards(folder: Path) -> None:
+    """Cut the pictures of the cards from figures of a folder."""
+    for name, box in CARDS.items():
+        with Image.open(folder / f"{name}.png") as figure:
+            place = [share * size for share, size in zip(box, 2 * figure.size, strict=True)]
+            figure.crop(tuple(map(round, place))).save(folder / f"card_{name}.png", optimize=True)
+
+
+if __name__ == "__main__":
+    cards(Path(__file__).parents[1] / "results" / "figures")

@@ -82,7 +82,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 PAPERS = ("mht", "glpr", "bkkrw", "rwpo", "ott", "gptoc", "lcte2018")
 # Rows of the README: findings of a study, the place of one in them, and its claim in plain text.
 MAIN = (
-    ("ou_heads", 0, "G² decays like 1/H for Ornstein-Uhlenbeck heads"),
+    ("ou_heads", 0, "Ornstein-Uhlenbeck heads: G² decays like H^s, s within 0.1 of -1"),
     ("edi_defect", 0, "the energy balance holds with G²"),
     ("stability_tokens", 0, "W₂(t) ≤ C exp(∫L) W₂(0)"),
     ("mnist_vit", 0, "a continuous-time ViT is more accurate than one twice as wide"),

@@ -626,7 +626,10 @@ def findings(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> li
         return Finding.decided(statement, source, found, [holds(name).all() for name in names])
 
     def largest(text: str, *keys: str) -> Callable[[str], str]:
-        return lambda name: text.format(*(of(name, key).max() for key in keys))
+        def said(name: str) -> str:
+            return text.format(*(of(name, key).max() for key in keys)).replace("0.0e+00", "none")
+
+        return said
 
     long = [name for name, model in SWEPT.items() if model.body != "S"]
     small = [name for name, model in MODELS.items() if model.method == "MSA" and not model.fixed]

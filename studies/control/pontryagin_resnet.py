@@ -580,7 +580,8 @@ def findings(flags: PontryaginResnet, _: None, results: Results) -> list[Finding
         Finding.decided(
             "gradients by costates are those of back-propagation, to rounding", section,
             "largest error over the largest gradient, double precision: "
-            + ", ".join(f"{scheme} {error:.1e}" for scheme, error in errors.items()),
+            + ", ".join(f"{scheme} {error:.1e}" for scheme, error in errors.items())
+            .replace("0.0e+00", "none"),
             [error <= ROUNDING for error in errors.values()],
         ),
         Finding.decided(

@@ -38,6 +38,7 @@ def test_other_flags_override_the_preset(monkeypatch) -> None:
 def test_the_parts_of_the_published_study_add_up(name, run_study, undrawn) -> None:
     done = run_study(name, *TINY, "--paths", "17")
     table, summary = done.table, done.summary
+    assert f"{summary['question']}." in (script(name).__doc__ or "").splitlines()
     assert table["snapshot_path"].size == 17, "the parts are averages over all paths"
     parts = table["head_variance"] + table["mean_velocity"]
     assert np.isnan(parts.sel(heads=1)).all()

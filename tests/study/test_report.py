@@ -144,7 +144,8 @@ def test_at_most_2000_tokens_and_150_times_are_drawn_and_the_page_says_so(tmp_pa
     text, parts = page_of(ds, tmp_path / "page.html")
     cloud = data_of(text)["clouds"]["r0"]
     assert len(cloud["times"]) == read.FRAMES == 150 and cloud["tokens"] <= 2000
-    assert f"{cloud['tokens']:,} of the 4,000 tokens at 150 of the 200" in parts.text
+    for drawn in (f"{cloud['tokens']:,} of the 4,000 tokens", "150 of the 200"):
+        assert drawn in parts.text
     assert len(text) < 7_000_000
 
 

@@ -177,14 +177,17 @@ def test_the_first_screen_has_a_conclusion_and_the_sphere_and_nothing_is_cut(pag
 
 
 @pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
-def test_a_study_leads_with_findings_and_its_main_figure(tmp_path, width, height) -> None:
+def test_a_study_leads_with_findings_beside_a_run_and_its_main_figure(tmp_path, width, height):
     stem = "problem=softmax,_unequal_heads,scheme=euler,step=0.02-b7bb6740"
     flags = study.OutputFlags(out=tmp_path)
     with study.session("trial", flags) as session:
         for name in (stem, f"{stem}-2"):
             session.files[name] = file = tmp_path / f"{name}.h5"
             x0 = wflow.tokens.uniform(5, 3, seed=0)
-            wflow.solve(x0, wflow.heads.Frozen(), heads=2, t_final=0.1, dt=0.05, out=file).close()
+            wflow.solve(
+                x0, wflow.heads.Frozen(), heads=2, t_final=0.1, dt=0.05, out=file,
+                save=wflow.SaveAt(snapshots=(0, 0.1)),
+            ).close()  # fmt: skip
         found = [study.Finding("E falls", "theory", "by 1", verdict) for verdict in VERDICTS]
         shown = {name: Figure(figsize=(7, 4)) for name in ("main", "another")}
         session.finish(xr.Dataset(), "| H |\n| - |\n| 4 |", found, shown)
@@ -192,12 +195,13 @@ def test_a_study_leads_with_findings_and_its_main_figure(tmp_path, width, height
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         driver.get((tmp_path / "report.html").as_uri())
-        for selector in (".conclusion", ".hero img", ".hero .badge"):
+        beside = [".hero .badge", ".hero .chart .live"] if width > 1000 else []
+        for selector in (".conclusion", ".hero canvas", *beside):
             part = driver.find_element("css selector", selector).rect
             assert part["y"] + part["height"] <= height, selector
-        assert driver.find_element("css selector", ".hero figcaption").text.lower() == "main"
+        assert driver.find_element("css selector", ".main figcaption").text.lower() == "main"
         runs = driver.find_element("css selector", "#runs").rect
-        assert runs["y"] > driver.find_element("css selector", ".hero img").rect["y"]
+        assert runs["y"] > driver.find_element("css selector", ".main img").rect["y"]
         links = [
             link.get_attribute("href") for link in driver.find_elements("css selector", "nav a")
         ]

@@ -1221,5 +1221,8 @@ def _energies(ds: "Dataset", config: dict[str, Any]) -> Check:
     if not count:
         return Check(name, None, note="no snapshot falls on a record time")
     note = f"largest relative difference over {count} snapshots"
-    note += f"; {apart} snapshot times are no record times" if apart else ""
+    if apart:
+        note += (
+            f"; {apart} more lie between recorded times, where no energy was stored to compare with"
+        )
     return below(name, worst, _energy_limit(config), note)

@@ -138,6 +138,8 @@ class OutputFlags:
     """Preset -> about how long it takes, for `--help` and `wflow study list`."""
     preset_variants: ClassVar[dict[tuple[str, str, Any], dict[str, Any]]] = {}
     """(preset, field, value) -> defaults that change where that field has that value."""
+    question: ClassVar[str] = ""
+    """First line of the description; `command_line` sets that of the flags which it returns."""
 
     out: Folder = Path("results/study")
     """Folder for run files, summary and figures."""
@@ -448,6 +450,7 @@ def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
         registry=_rules(default),
     )  # fmt: skip
     given.check()
+    object.__setattr__(given, "question", text.partition("\n")[0].removesuffix("."))
     return given
 
 

@@ -392,7 +392,7 @@ class Session:
     """
 
     def __init__(self, name: str, flags: OutputFlags) -> None:
-        self.name, self.flags = name, flags
+        self.name, self.flags, self.question = name, flags, flags.question
         self.files: dict[str, Path] = {}
 
     def solve(self, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
@@ -532,7 +532,7 @@ class Session:
         texts : dict of str to str, optional
             Content of further text files, by name.
         """
-        source = provenance(self.name)
+        source = provenance(self.name, self.question)
         document = source | {
             "config": {"flags": asdict(self.flags) | {"out": str(self.flags.out)}},
             "runs": {name: file.name for name, file in self.files.items()},
@@ -639,11 +639,12 @@ def _after_signal(flags: OutputFlags) -> str:
     )
 
 
-def provenance(name: str) -> dict[str, Any]:
-    """Return the provenance of a summary: study, command, date, versions."""
+def provenance(name: str, question: str = "") -> dict[str, Any]:
+    """Return the provenance of a summary: study and its question, command, date, versions."""
     return {
         "schema": f"{STUDY}1",
         "study": name,
+        **({"question": question} if question else {}),
         "command": command_text(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {package: version_of(package) for package in _PACKAGES},

@@ -270,6 +270,7 @@ def write_summary(
     figures: "Mapping[str, Figure]",
     stale: Iterable[str],
     findings: Sequence[Finding] = (),
+    question: str = "",
 ) -> None:
     """Write figures, summary.h5 (numbers per path) and summary.json (fits, means, provenance).
 
@@ -290,7 +291,7 @@ def write_summary(
         key: fit.as_dict() | {"heads_from": max(flags.fit_from, _FITTED[key])}
         for key, fit in fits.items()
     }
-    document = provenance(name) | {
+    document = provenance(name, question) | {
         "config": config,
         "fit": laws.get("upper_gradient_sq"),
         "fit_head_variance": laws.get("head_variance"),
@@ -381,8 +382,9 @@ def run(
         figures = draw(flags, files, table, fits.get("upper_gradient_sq"))
         stale = _stale(flags, files)
         write_summary(
-            flags.out, name, flags, law_config(law), table, fits, files, figures, stale, findings
-        )
+            flags.out, name, flags, law_config(law), table, fits, files, figures, stale, findings,
+            current.question,
+        )  # fmt: skip
         runs = ", ".join(file.name for file in files.values())
         made = f"In {flags.out}: run files {runs}; {', '.join(SUMMARY)} and {REPORT}; "
         made += f"figures (PNG and PDF) {', '.join(figures)}"

@@ -61,11 +61,11 @@ def write(
 ) -> Path:
     """Write the report of a run or of a study, one HTML page, and return where it is.
 
-    The page begins with a sentence of conclusion; of a run with the tokens beside the energy, of a
-    study of several runs with its findings beside its main figure. Below are the tables and further
-    figures of a study, then of each run clusters, heads and the checks of `wflow.verify` and, last,
-    where it comes from and how to run it again. The page opens from disk, without a network. What
-    is missing of an unfinished run or study is named on it.
+    The page begins with a sentence of conclusion and the tokens of a run beside its energy; in a
+    study its findings stand beside those of one of its runs, and its main figure follows. Below are
+    the tables and further figures of a study, then of each run clusters, heads and the checks of
+    `wflow.verify` and, last, where it comes from and how to run it again. The page opens from disk,
+    without a network. What is missing of an unfinished run or study is named on it.
 
     Parameters
     ----------
@@ -414,8 +414,8 @@ def _chips(sections: Sequence[Section]) -> str:
     return f'<ul class="chips">{items}</ul>' if items else ""
 
 
-def _hero(section: Section, key: str, page: Page, titles: Callable[[str, str], str]) -> str:
-    """Return the tokens, or the density, of a run beside its energy, or what it has instead."""
+def _hero(section: Section, key: str, page: Page, titles: Callable[[str, str], str]) -> list[str]:
+    """Return the tokens, or the density, of a run and its energy, or what it has instead."""
     parts = []
     kinds = [("budget", "Energy budget", "The run holds no energy.")]
     if is_movement(section.config):
@@ -437,7 +437,7 @@ def _hero(section: Section, key: str, page: Page, titles: Callable[[str, str], s
         found = section.charts.get(name)
         chart = page.chart(found, f"{key}-{name}") if found else _absent(absent)
         parts.append(titles(name, text) + chart)
-    return _side_by_side(parts)
+    return parts
 
 
 def _side_by_side(parts: Sequence[str], kind: str = "hero") -> str:
@@ -455,7 +455,7 @@ def _section_html(section: Section, key: str, page: Page, level: int, again: boo
 
     parts = [
         _banner(section.missing),
-        "" if again else _hero(section, key, page, title) + _chips([section]),
+        "" if again else _side_by_side(_hero(section, key, page, title)) + _chips([section]),
         _tiles(
             [
                 ("G², second half", section.fact("upper_gradient_sq").partition(",")[0]),
@@ -540,10 +540,14 @@ def _checks_html(section: Section) -> str:
 # A study
 # -------
 
+_FEW = 3  # findings that are no longer than the tokens and energy beside them
+
 
 def _page_of_study(study: Study) -> Page:
     document = study.document
-    page = Page(f"Study {study.name}", _conclusion(_conclusion_of_study(study)))
+    question = document.get("question")
+    lead = f'<p class="question">{_prose(question)}</p>' if question else ""
+    page = Page(f"Study {study.name}", lead + _conclusion(_conclusion_of_study(study)))
     body = page.body
     body.append(_banner(study.missing))
     charts = {k: page.chart(chart, f"s-{k}") for k, chart in enumerate(study.charts.values())}
@@ -551,21 +555,33 @@ def _page_of_study(study: Study) -> Page:
         _picture(content, f"Figure of the study: {words}", words)
         for words, content in ((s.replace("_", " "), c) for s, c in study.pictures.items())
     ]
-    findings = _findings_html(document.get("findings", []))
+    found = document.get("findings", [])
+    findings = _findings_html(found)
     count = len(study.sections) + len(study.rest)
-    compares = bool(pictures or charts) and (bool(findings) or count != 1)
-    if compares:  # the study's main figure, beside what was found
+    main = ""
+    if (pictures or charts) and (findings or count != 1):
         main = pictures.pop(0) if pictures else charts.pop(0)
-        body.append(_side_by_side([part for part in (findings, main) if part], "hero study"))
-    elif study.sections:
-        drawn = [k for k, section in enumerate(study.sections) if section.cloud or section.density]
-        place = drawn[-1] if drawn else len(study.sections) - 1
-        section = study.sections[place]
-        words = f"Run {escaped(section.name)}"
-        body.append(_hero(section, f"r{place}", page, lambda _, text: f"<h3>{text}: {words}</h3>"))
-    body.append(_chips(study.sections))
-    if not compares:
-        body.append(findings)
+    drawn = [k for k, section in enumerate(study.sections) if section.cloud or section.density]
+    best = max(drawn or range(len(study.sections)), key=lambda k: _worth(study, k), default=0)
+    parts = [findings] if findings else []
+    example = bool(drawn or (study.sections and not findings))
+    if example:
+        run = study.sections[best]
+        named = escaped(_called(run))
+        parts += _hero(run, f"r{best}", page, lambda _, text: f"<h3>{text}: {named}</h3>")
+        if main and drawn and not _has_energy(run):
+            parts.pop()  # the main figure takes the place of what is absent
+    beside = len(found) > _FEW or len(parts) < (3 if drawn and findings else 2)
+    parts += [main] if main and beside else []
+    chips = _chips(study.sections)
+    if findings and not beside:  # few: there is room below them
+        parts[0], chips = parts[0] + chips, ""
+    if parts:
+        kind = f"hero {('one', 'two', 'three')[min(len(parts), 3) - 1]}" if findings else "hero"
+        body.append(_side_by_side(parts, kind))
+    if main and not beside:
+        body.append(f'<div class="main">{main}</div>')
+    body.append(chips)
     body.append(_tables_html(study))
     if study.charts:
         body.append('<section><h2 id="learning">Learning curves</h2>')
@@ -578,7 +594,7 @@ def _page_of_study(study: Study) -> Page:
         body.append('<section><h2 id="figures">Figures</h2><div class="pictures">')
         body += [*pictures, "</div></section>"]
     if study.sections:
-        body.append(_runs_html(study, page, count == 1 and not compares))
+        body.append(_runs_html(study, page, count == 1 and example))
     rows = [
         (key, plain(value if isinstance(value, str) else json.dumps(value)))
         for key in ("schema", "created", "versions", "config")
@@ -589,6 +605,24 @@ def _page_of_study(study: Study) -> Page:
         body.append('<section><h2 id="provenance">Provenance</h2>')
         body.append(_table(rows, kind="info") + command + "</section>")
     return page
+
+
+def _has_energy(section: Section) -> bool:
+    return not section.charts.keys().isdisjoint(("budget", "movements"))
+
+
+def _worth(study: Study, place: int) -> tuple[bool, bool, int]:
+    """Rank the runs: the first screen has the last one with tokens and, if possible, energy."""
+    section = study.sections[place]
+    return section.cloud is not None, _has_energy(section), place
+
+
+def _called(section: Section) -> str:
+    """Return the name of a run: its number of heads where the study varies that."""
+    found = re.fullmatch(r"H0*(\d+)", section.name)
+    if found and found[1] == section.fact("heads"):
+        return "1 head" if found[1] == "1" else f"{found[1]} heads"
+    return f"run {section.name}"
 
 
 def _conclusion_of_study(study: Study) -> str:
@@ -611,7 +645,7 @@ def _conclusion_of_study(study: Study) -> str:
         return f"The study decides no prediction at this size; the tables show its {count} runs."
     if study.sections:
         last = study.sections[-1]
-        return last.conclusion and f"{last.name}: {last.conclusion}"
+        return last.conclusion and f"{_called(last)}: {last.conclusion}"
     losses = {model: float(loss) for model, *_, loss in study.networks if loss != "–"}
     if losses:
         listed = ", ".join(f"{loss:.4g} ({model})" for model, loss in islice(losses.items(), 4))
@@ -646,8 +680,7 @@ def _tables_html(study: Study) -> str:
     if isinstance(runs, list):
         titles = {
             "upper_gradient_sq": "G² (t ≥ T/2)",
-            "head_variance": "part from the variance over heads",
-            "mean_velocity": "part from the mean velocity",
+            **_parts_of_gradient(runs),
             "dissipation": "dissipation (t ≥ T/2)",
             "energy_initial": "E(0)",
             "energy_final": "E(T)",
@@ -655,7 +688,7 @@ def _tables_html(study: Study) -> str:
             "edi_residual_upper_gradient_final": "residual with G²",
         }
         keys = [key for key in titles if all(key in row for row in runs)]
-        rows = [(str(row["heads"]), *(_mean_cell(row[key]) for key in keys)) for row in runs]
+        rows = [(str(row["heads"]), *(_mean_cell(row, key) for key in keys)) for row in runs]
         parts.append(_table(rows, ("heads H", *(titles[key] for key in keys)), "numbers"))
         parts.append("<p>Mean ± standard error over the paths.</p>")
     for key, what in (("fit", "G²"), ("fit_head_variance", "variance over heads")):
@@ -665,21 +698,38 @@ def _tables_html(study: Study) -> str:
     return f'<section><h2 id="table">Table</h2>{"".join(parts)}</section>' if parts else ""
 
 
-def _mean_cell(value: Mapping[str, float | None]) -> str:
-    mean, error = value["mean"], value["standard_error"]
-    return "–" if mean is None else with_error(mean, math.nan if error is None else error)
+def _parts_of_gradient(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Name the parts of G², which are known of the paths alone that have snapshots."""
+    errors = [row.get("head_variance", {}).get("standard_error") for row in runs]
+    whose = "one path" if errors.count(None) == len(runs) else "paths with snapshots"
+    parts = {"head_variance": "the variance over heads", "mean_velocity": "the mean velocity"}
+    return {key: f"part of G² from {part} ({whose})" for key, part in parts.items()}
+
+
+def _mean_cell(row: Mapping[str, Any], key: str) -> str:
+    """Write a mean with its error; a part of G² without one has the digits of G²."""
+    mean, error = row[key]["mean"], row[key]["standard_error"]
+    if mean is None:
+        return "–"
+    if error is None and key in ("head_variance", "mean_velocity"):
+        whole = row.get("upper_gradient_sq", {}).get("standard_error") or math.nan
+        return with_error(mean, whole).partition(" ±")[0]
+    return with_error(mean, math.nan if error is None else error)
 
 
 def _fit_rows(fit: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield prefactor, exponent and the other numbers of a fit, as the summary has them."""
+    """Yield prefactor, exponent and the other numbers of a fit, with the digits of their errors."""
 
-    def number(value: float | None) -> str:
-        return "" if value is None else f"{value:.5g}"
+    def number(value: float | None, error: float | None = None) -> str:
+        if value is None:
+            return ""
+        return with_error(value, error).partition(" ±")[0] if error else f"{value:.5g}"
 
     for name, symbol in (("prefactor", "a"), ("exponent", "b")):
-        low, high = map(number, fit[f"{name}_ci"])
+        error = fit[f"{name}_error"]
+        low, high = (number(bound, error) for bound in fit[f"{name}_ci"])
         interval = f"{100 * fit['level']:.0f} %: {low} to {high}" if low and high else ""
-        yield symbol, number(fit[name]), interval, number(fit[f"{name}_error"])
+        yield symbol, number(fit[name], error), interval, number(error, error)
     yield "Pearson correlation", number(fit["pearson"]), "", ""
     yield "head counts", number(fit["points"]), "", ""
     yield "fit from H =", number(fit["heads_from"]), "", ""
@@ -706,7 +756,7 @@ def _runs_html(study: Study, page: Page, again: bool) -> str:
     several = len(study.sections) > 1
     if several:
         options = "".join(
-            f'<option value="r{k}">{escaped(section.name)}</option>'
+            f'<option value="r{k}">{escaped(_called(section).removeprefix("run "))}</option>'
             for k, section in enumerate(study.sections)
         )
         parts.append(

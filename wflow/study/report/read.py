@@ -201,7 +201,8 @@ def _section(
         ds = _with_paths(ds, config)
     section.conclusion = _conclusion(ds)
     series = _Series(ds, min(points, _SHORT) if light else points)
-    step = f"{step_error(ds)}. " if "edi_residual" in ds else ""
+    words = step_error(ds) if "edi_residual" in ds else ""
+    step = f"The residual is the {words[0].lower()}{words[1:]}. " if words else ""
     cloud = DrawnTokens.read(ds, positions)
     charts = {
         "budget": _budget_chart(series, config, step),
@@ -269,10 +270,11 @@ class _Series:
         self.time = np.asarray(ds["time"].values[self._places], float) if total else np.empty(0)
         drawn = f"{len(self._places)} of the {total}" if len(self._places) < total else None
         times = f"{drawn or f'All {total}'} recorded times are drawn."
-        self.caption = f"One path. {times}"
+        self.caption = f"The curves are of one path. {times}"
         if self._paths > 1:
             self.caption = (
-                f"Mean over {self._paths} paths; bands: the middle 80 % of the paths. {times}"
+                f"Curves are means over {self._paths} paths, and bands hold the middle 80 % of "
+                f"them. {times}"
             )
 
     def has(self, name: str) -> bool:
@@ -313,7 +315,7 @@ def _budget_chart(series: _Series, config: Mapping[str, Any], step: str) -> Char
         f"dissipation, up to the residual. {step}{series.caption}"
     )
     if zero:
-        caption += f" Zero throughout: {', '.join(zero)}."
+        caption += f" These terms are zero throughout: {', '.join(zero)}."
     if both:
         caption += " Weight drift and Itô correction nearly cancel and are drawn as their sum."
     return Chart("Energy budget", "time t", series.time, panels, caption)
@@ -338,7 +340,7 @@ def _gradient_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
     if not curves:
         return None
     words = " and ".join(curve.name for curve in curves)
-    caption = f"{words[0].upper()}{words[1:]}, log scale. {series.caption}"
+    caption = f"The scale is logarithmic. {series.caption}"
     panels = [Panel("per unit time", curves, log=True)]
     return Chart(words, "time t", series.time, panels, caption)
 
@@ -354,7 +356,7 @@ def _free_energy_chart(series: _Series) -> Chart | None:
         ("spectral_tail", "spectral tail", "dissipated"),
     )
     panels = [Panel(curve.name, [curve]) for curve in series.curves(*named)]
-    caption = "Free energy F = −s E − κ S, entropy S = −∫ ρ log ρ, and a sign of errors in space. "
+    caption = "The free energy is F = −s E − κ S, with the entropy S = −∫ ρ log ρ. "
     return Chart("Free energy", "time t", series.time, panels, caption + series.caption)
 
 
@@ -388,7 +390,7 @@ def _movements_chart(series: _Series) -> Chart | None:
         ("iterations", "iterations of a step", "weights"),
     )
     panels = [Panel(curve.name, [curve]) for curve in series.curves(*named)]
-    caption = "Inequality gap: what the energy changes by beyond W²/(2τ), never negative. "
+    caption = "The inequality gap is what the energy changes by beyond W²/(2τ), never negative. "
     return Chart("Steps", "time t", series.time, panels, caption + series.caption)
 
 
@@ -420,7 +422,7 @@ def _density(ds: Dataset, light: bool) -> tuple[str, bytes] | None:
         figure.savefig(drawn, format="png", dpi=150, metadata={"Software": CREATOR})
     whose = "mean over the paths" if path is None else f"path {path}"
     content = _smaller(drawn.getvalue()) if light else drawn.getvalue()
-    return f"Density at times of the snapshots, {whose}.", content
+    return f"The density is drawn at times of the snapshots, {whose}.", content
 
 
 # Tokens and heads at the snapshots
@@ -467,17 +469,19 @@ class DrawnTokens:
         if not len(unit):
             return None
         drawn, d = unit.shape[1:]
-        whose = f"Tokens of path {int(ds['snapshot_path'][0])}"
-        whose = "Means of the tokens over the paths" if means else whose
-        number = f"all {n:,}" if drawn == n else f"{drawn:,} of the {n:,}"
-        caption = f"{whose}: {number} tokens at {len(times)} of the {frames} snapshots."
+        whose = f"{'all' if drawn == n else f'{drawn:,} of the'} {n:,} tokens"
+        if means:
+            whose = f"Means over the paths of {whose}"
+        else:
+            whose = f"{whose[0].upper()}{whose[1:]} of path {int(ds['snapshot_path'][0])}"
+        caption = f"{whose} are drawn at {len(times)} of the {frames} snapshots."
         points = unit
         if d > 3:
             axes, shares = principal_axes(unit.reshape(-1, d), 3)
             points = unit @ axes.T
             caption += (
-                f" Projected on the first three principal axes of all clouds drawn, with "
-                f"{100 * shares.sum():.0f} % of their second moment; d = {d}."
+                f" They are projected on the first three principal axes of all clouds drawn, which "
+                f"have {100 * shares.sum():.0f} % of their second moment; d = {d}."
             )
         return cls(times, points, unit, caption, means)
 
@@ -511,10 +515,10 @@ def _cluster_chart(
     linked = np.array([float(clusters.count(unit[k], SCALE)) for k in places])
     x = cloud.times[places]
     caption = (
-        f"Clusters of the {n:,} tokens drawn, at {len(places)} times: by single linkage at "
-        f"{SCALE:g} rad, and of the partition that persists over the widest range of scales "
-        "(a gap where none stands out). Order parameter: 1 for one point; nematic order: 1 for "
-        f"one axis, {1 / cloud.d:.3g} for none."
+        f"Clusters of the {n:,} tokens drawn are counted at {len(places)} times: by single linkage "
+        f"at {SCALE:g} rad, and in the partition that persists over the widest range of scales (a "
+        "gap where none stands out). The order is 1 for one point; the nematic order is 1 for one "
+        f"axis and {1 / cloud.d:.3g} for none."
     )
     numbers = [
         Curve(f"at {SCALE:g} rad", "dissipated", linked, x=x),
@@ -561,12 +565,13 @@ def _heads_chart(ds: Dataset) -> Chart | None:
     ]
     norms = Curve.of_paths("Frobenius norm", "energy", np.sqrt(np.sum(heads**2, axis=(2, 3))).T)
     what = "Eigenvalues" if _symmetric(heads) else "Singular values"
-    whose = " of the head"
+    whose = "are those of the head"
     if count > 1:
-        whose = f": mean over {heads.shape[1]} of the {count} heads of a path, bands: 80 % of them"
+        whose = f"are means over {heads.shape[1]} of the {count} heads of a path"
+        whose += ", and bands hold the middle 80 % of them"
     return Chart(
         "Heads", "time t", times, [Panel(what.lower(), curves), Panel("norm", [norms])],
-        f"{what} of D_h, largest first, and Frobenius norm{whose}; {len(times)} recorded times.",
+        f"{what} of D_h, largest first, and the Frobenius norm {whose}, at {len(times)} times.",
     )  # fmt: skip
 
 
@@ -781,8 +786,8 @@ def _read_histories(study: Study, histories: Mapping[str, Dataset]) -> None:
         longest = max((curve.x for curve in curves if curve.x is not None), key=np.size)
         study.charts[name] = Chart(
             name.replace("_", " "), "training step", longest, [Panel(name, curves)],
-            "Mean over the seeds of a model, bands from the least to the largest; long "
-            "histories as means over neighbouring steps.",
+            "Curves are means over the seeds of a model, and bands reach from the least to the "
+            "largest; of long histories, means over neighbouring steps are drawn.",
         )  # fmt: skip
     for model, runs in models.items():
         steps = max(run.sizes["step"] for run in runs)

@@ -632,7 +632,7 @@ class Trajectory:
                 pullbacks.append(found)
         x = np.concatenate([found.x for found in pullbacks])
         self._warn_growth(pullbacks, of_tokens)
-        given = np.asarray(x0, np.float64)
+        given = np.ascontiguousarray(x0, np.float64)  # sums in one order
         if given.ndim == 2:
             x = _added(x)
         largest = np.abs(given).max(axis=-1, keepdims=True)  # squares may leave the range

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,13 +26,14 @@ from wflow._core.checks import (
     times_of,
     whole,
 )
-from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, WflowWarning, warn
+from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, warn
 from wflow._core.reprs import ShortResult
 from wflow._core.rng import INITIAL_HEADS, CounterNormals
 from wflow._core.tableaux import Tableau
 from wflow.attention.flows import Flow
 from wflow.gradients.adjoint import Trajectory, differentiable_problem, gradient
 from wflow.gradients.losses import Tokens
+from wflow.gradients.search import least
 from wflow.heads.laws import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck, Schedule
 from wflow.heads.matrices import is_symmetric
 from wflow.particles.options import Compute, SaveAt
@@ -696,8 +696,6 @@ class _Found:
 
 def _search(model: _Model, theta: Array, known: float | None, resolution: float) -> _Found:
     """Search a minimum in rounds of L-BFGS-B, each in coordinates of unit curvature."""
-    from scipy.optimize import minimize
-
     own = model.space.size
     for last in [False] * _ROUNDS + [True]:
         tokens = model.run(theta)
@@ -722,20 +720,14 @@ def _search(model: _Model, theta: Array, known: float | None, resolution: float)
             return theta + np.append(change @ z[:own], noise * z[own:])  # noqa: B023
 
         def loss(z: Array, moved: Any = moved, change: Array = change) -> tuple[float, Array]:
-            try:
-                with catch_warnings():  # of trial parameters, for which the run may be chaotic
-                    simplefilter("ignore", WflowWarning)
-                    value, slope = model.loss(moved(z))
-            except BlowUpError:
-                return float("inf"), np.zeros_like(z)
+            value, slope = model.loss(moved(z))
             along = np.append(change.T @ slope[:own], noise * slope[own:])  # noqa: B023
             return value / noise**2, along / noise**2  # noqa: B023
 
         bounds = [(-far, far) for far in [*farthest, *np.full(model.extra, _FARTHEST / noise)]]
-        found = minimize(
-            loss, np.zeros(model.size), jac=True, method="L-BFGS-B", bounds=bounds,
-            options={"maxiter": _ITERATIONS, "ftol": 1e-15, "gtol": 1e-4},
-        )  # fmt: skip
+        found = least(
+            loss, np.zeros(model.size), bounds=bounds, maxiter=_ITERATIONS, ftol=1e-15, gtol=1e-4
+        )
         theta = moved(found.x)
     if known is not None:
         values, noise = values * (noise / known) ** 2, known

@@ -73,7 +73,7 @@ class Steering(ShortResult):
     hamiltonian : ndarray, shape (pieces,)
         Hamiltonian at the start of each piece. Within a piece it is constant up to the error of the
         scheme; from piece to piece, at an optimum, up to the square of their length where the heads
-        change smoothly, and up to their length where they jump.
+        change smoothly. Where heads jump it jumps, with short pieces, too.
     slope : float
         Norm of the derivative of the cost by the heads, in L2 over depth.
     converged : bool
@@ -192,7 +192,8 @@ def steer(
     .. math:: \mathcal{H} = \sum_i \langle p_i, v_i(x, D) \rangle
         - \frac{\lambda}{2H} \sum_h |D_h|^2
 
-    is constant along an optimum. The search finds a local minimum: other seeds may find others.
+    is constant along an optimum over all controls. The search finds a local minimum over pieces,
+    whose heads need not maximise the Hamiltonian: other seeds may find others.
 
     In the theory: :ref:`steering <theory-steering>`.
 

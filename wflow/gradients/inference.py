@@ -249,7 +249,7 @@ def fit(
         undecided. Entries of heads are logarithms of attention weights.
     starts : int, default 4
         Largest number of searches, from random places about the first one; the best is returned.
-        With a given noise the first is taken whose residuals fit it.
+        With a given noise the first is taken whose residuals are no larger than it.
     dt : float
         Time step, as in `wflow.solve`.
     seed : int, default 0
@@ -343,7 +343,8 @@ def fit(
         except BlowUpError as error:
             failure = error
             continue
-        if known is not None and found[-1].converged and not _unlikely(found[-1]):
+        last = found[-1]
+        if known is not None and last.converged and last.squares <= known**2 * last.freedom:
             break
     if not found:
         raise failure

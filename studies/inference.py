@@ -60,7 +60,7 @@ def data(
     x0 = wflow.sphere.as_tokens(rng.standard_normal((flags.trajectories, n, 3)))
     seen = flags.t_final * np.arange(1, times + 1) / times
     run = wflow.solve(
-        x0, Frozen(), heads=D, t_final=flags.t_final, dt=flags.dt, paths=len(x0),
+        x0, Frozen(), heads=D, t_final=flags.t_final, dt=flags.dt, scheme="rk4", paths=len(x0),
         save=SaveAt(snapshots=seen, paths=range(len(x0)), budget=False),
     )  # fmt: skip
     x = run.tokens.values
@@ -118,7 +118,7 @@ def undecided(flags: Inference) -> dict[str, tuple[list[tuple[str, int]], list[t
         ),
         "two equal heads": (
             x, Frozen(), np.stack([M, M]), None,
-            [("differences of the heads of different heads", 9)],
+            [("differences of heads 0 and 1", 9)],
         ),
         "heads at their mean": (x, rest, M[None], ["mean", "rate"], [("rate", 1)]),
         "one head": (x, Frozen(), M[None], None, []),
@@ -126,8 +126,9 @@ def undecided(flags: Inference) -> dict[str, tuple[list[tuple[str, int]], list[t
     found = {}
     for name, (x0, law, heads, estimate, expected) in cases.items():
         run = wflow.solve(
-            x0, law, heads=heads, t_final=flags.t_final, dt=flags.dt, save=SaveAt(snapshots=times)
-        )
+            x0, law, heads=heads, t_final=flags.t_final, dt=flags.dt, scheme="rk4",
+            save=SaveAt(snapshots=times, budget=False),
+        )  # fmt: skip
         fit = wflow.inference.fit(
             run.tokens, times, law, heads=heads, estimate=estimate, x0=x0, noise=SMALL, starts=1,
             dt=flags.dt,

@@ -41,6 +41,14 @@ def test_symmetric_heads_stay_symmetric_and_away_from_collapse():
     assert found.terminal < wflow.losses.MeanCosine()(X[None, None])[0]
 
 
+def test_a_run_that_leaves_the_finite_numbers_shortens_the_step_and_does_not_end_the_search():
+    D = np.random.default_rng(2).standard_normal((1, 3, 3))
+    found = steer(X, wflow.losses.MeanCosine(), heads=D, pieces=2, flow="unnormalised", penalty=0.0,
+                  iterations=30, **RUN)  # fmt: skip
+    assert len(found.cost) > 10 and np.all(np.diff(found.cost) <= 0) and found.cost[-1] < 0.01
+    assert found.converged == (found.slope <= 1e-5)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,13 +25,14 @@ from wflow._core.checks import (
     switch,
     whole,
 )
-from wflow._core.errors import BlowUpError, InputError, WflowWarning
+from wflow._core.errors import InputError
 from wflow._core.reprs import ShortResult
 from wflow._core.rng import INITIAL_HEADS, CounterNormals
 from wflow._core.tableaux import Tableau
 from wflow.attention.flows import Flow, evaluator
 from wflow.gradients.adjoint import differentiable_problem, gradient
 from wflow.gradients.losses import W2, Energy
+from wflow.gradients.search import least
 from wflow.heads.laws import Schedule
 from wflow.heads.matrices import is_symmetric
 from wflow.particles.options import Compute, SaveAt
@@ -73,11 +73,11 @@ class Steering(ShortResult):
     hamiltonian : ndarray, shape (pieces,)
         Hamiltonian at the start of each piece. Within a piece it is constant up to the error of the
         scheme; from piece to piece, at an optimum, up to the square of their length where the heads
-        change smoothly, and up to their length where they jump.
+        change smoothly. Where heads jump it jumps, with short pieces, too.
     slope : float
         Norm of the derivative of the cost by the heads, in L2 over depth.
     converged : bool
-        Whether the search ended at a point where the cost falls no further.
+        Whether `slope` is at most the tolerance.
 
     Examples
     --------
@@ -158,7 +158,7 @@ def steer(
     iterations : int, default 200
         Largest number of iterations of L-BFGS-B.
     tolerance : float, default 1e-5
-        Largest entry of the derivative at which the search ends.
+        Norm of the derivative, in L2 over depth, at which the search ends.
     compute : wflow.Compute, default Compute()
         Threads, as in `wflow.gradient`.
 
@@ -192,7 +192,8 @@ def steer(
     .. math:: \mathcal{H} = \sum_i \langle p_i, v_i(x, D) \rangle
         - \frac{\lambda}{2H} \sum_h |D_h|^2
 
-    is constant along an optimum. The search finds a local minimum: other seeds may find others.
+    is constant along an optimum over all controls. The search finds a local minimum over pieces,
+    whose heads need not maximise the Hamiltonian: other seeds may find others.
 
     In the theory: :ref:`steering <theory-steering>`.
 
@@ -210,8 +211,6 @@ def steer(
     >>> bool(found.terminal < 0.5 * found.cost[0])
     True
     """
-    from scipy.optimize import minimize
-
     x = as_tokens(x0)
     if x.ndim != 2:
         raise InputError(f"x0 has shape {x.shape}: expected (n, d)")
@@ -223,6 +222,7 @@ def steer(
     t_final = positive(t_final, "t_final")
     pieces, penalty = whole(pieces, "pieces"), number(penalty, "penalty", least=0.0)
     seed = whole(seed, "seed", least=0)
+    tolerance = number(tolerance, "tolerance", least=0.0)
     table = _table(heads, pieces, x.shape[1], switch(symmetric, "symmetric"), seed)
     how: dict[str, Any] = {
         "dt": dt, "flow": flow, "direction": direction, "scheme": scheme, "causal": causal,
@@ -250,23 +250,14 @@ def steer(
         return found.value, penalty / 2 * float(z @ z), slope.ravel() + penalty * z
 
     def cost(z: Array) -> tuple[float, Array]:
-        try:
-            with catch_warnings():  # of trial heads, for which the run may be chaotic
-                simplefilter("ignore", WflowWarning)
-                value, effort, slope = found_at(z)
-        except BlowUpError:  # the line search takes a shorter step
-            return float("inf"), np.zeros_like(z)
+        value, effort, slope = found_at(z)
         return value + effort, slope
 
     z = table.ravel() / unit
     costs = [sum(found_at(z)[:2])]
-    search = minimize(
-        cost, z, jac=True, method="L-BFGS-B",
-        callback=lambda intermediate_result: costs.append(float(intermediate_result.fun)),
-        options={
-            "maxiter": whole(iterations, "iterations"), "ftol": 0.0, "maxcor": 20,
-            "gtol": number(tolerance, "tolerance", least=0.0),
-        },
+    search = least(
+        cost, z, accepted=costs.append, maxiter=whole(iterations, "iterations"), ftol=0.0,
+        maxcor=20, gtol=tolerance / np.sqrt(z.size),
     )  # fmt: skip
     terminal, effort, slope = found_at(search.x)
     table = unit * search.x.reshape(table.shape)
@@ -297,7 +288,7 @@ def steer(
         times=times,
         hamiltonian=np.array(values),
         slope=float(np.linalg.norm(slope)),
-        converged=bool(search.success) and search.nit < iterations,
+        converged=bool(np.linalg.norm(slope) <= tolerance),
     )
 
 

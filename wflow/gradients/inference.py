@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
-from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,13 +27,14 @@ from wflow._core.checks import (
     times_of,
     whole,
 )
-from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, WflowWarning, warn
+from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, warn
 from wflow._core.reprs import ShortResult
 from wflow._core.rng import INITIAL_HEADS, CounterNormals
 from wflow._core.tableaux import Tableau
 from wflow.attention.flows import Flow
 from wflow.gradients.adjoint import Trajectory, differentiable_problem, gradient
 from wflow.gradients.losses import Tokens
+from wflow.gradients.search import least
 from wflow.heads.laws import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck, Schedule
 from wflow.heads.matrices import is_symmetric
 from wflow.particles.options import Compute, SaveAt
@@ -59,6 +60,8 @@ _ROUNDS, _ITERATIONS = 30, 60
 _DECREMENT = 1e-4  # squared distance from the minimum in standard errors
 _UNSEEN = 1e-5  # part of a combination along flat directions that is rounding
 _ALIKE = 0.99  # cosine of a direction and a known one that have one name
+_ALIKE_HEADS, _APART = 0.05, 10.0  # level of the test of equal heads; quantiles beyond any doubt
+_SHIFT = 0.25  # change of a combination at half the time step, in standard errors, that matters
 _UNLIKELY = 1e-4  # probability of larger residuals below which a fit is warned of
 
 
@@ -120,7 +123,8 @@ class Fit(ShortResult):
     misfit : float
         Sum of the squared residuals over that expected for the noise; 1 for an estimated noise.
     freedom : int
-        Degrees of freedom that the parameters leave to the residuals.
+        Degrees of freedom of the residuals: observed numbers less the initial tokens, where these
+        are estimated, and the directions of the parameters that the run depends on.
     level : float
         Coverage of the intervals.
     converged : bool
@@ -131,9 +135,8 @@ class Fit(ShortResult):
     >>> import wflow
     >>> from wflow.heads import Frozen
     >>> x0, times = wflow.tokens.uniform(20, 3, seed=0), [0.5, 1.0]
-    >>> run = wflow.solve(
-    ...     x0, Frozen(), heads=1, t_final=1.0, dt=0.1, save=wflow.SaveAt(snapshots=times)
-    ... )
+    >>> save = wflow.SaveAt(snapshots=times, budget=False)
+    >>> run = wflow.solve(x0, Frozen(), heads=1, t_final=1.0, dt=0.1, scheme="rk4", save=save)
     >>> found = wflow.inference.fit(run.tokens, times, Frozen(), heads=1, x0=x0, dt=0.1)
     >>> found.parameters["heads"].shape, found.intervals["heads"].shape, found.undecided
     ((1, 3, 3), (1, 3, 3, 2), ())
@@ -178,7 +181,7 @@ class Fit(ShortResult):
         >>> import numpy as np, wflow
         >>> from wflow.heads import Frozen
         >>> x0 = wflow.tokens.uniform(20, 3, seed=0)
-        >>> run = wflow.solve(x0, Frozen(), heads=1, t_final=1.0, dt=0.1)
+        >>> run = wflow.solve(x0, Frozen(), heads=1, t_final=1.0, dt=0.1, scheme="rk4")
         >>> found = wflow.inference.fit(run.tokens[:, 1:], [1.0], Frozen(), heads=1, x0=x0, dt=0.1)
         >>> value, low, high = found.combination({"heads": np.eye(3)[None]})  # the trace
         >>> bool(low < value < high)
@@ -210,7 +213,7 @@ def fit(
     seed: int = 0,
     flow: FlowName | Flow = "softmax",
     direction: Direction = "descent",
-    scheme: SchemeName | Tableau = "euler",
+    scheme: SchemeName | Tableau = "rk4",
     causal: bool = False,
     compute: Compute = Compute(),
 ) -> Fit:
@@ -246,7 +249,7 @@ def fit(
         undecided. Entries of heads are logarithms of attention weights.
     starts : int, default 4
         Largest number of searches, from random places about the first one; the best is returned.
-        With a given noise the first is taken whose residuals fit it.
+        With a given noise the first is taken whose residuals are no larger than it.
     dt : float
         Time step, as in `wflow.solve`.
     seed : int, default 0
@@ -255,8 +258,8 @@ def fit(
         How the heads move the tokens.
     direction : {"descent", "ascent"}, default "descent"
         Whether the tokens lower the energy or raise it.
-    scheme : str or wflow.Tableau, default "euler"
-        Time stepping, with steps of equal length.
+    scheme : str or wflow.Tableau, default "rk4"
+        Time stepping, with steps of equal length. Laws with exact=True take "euler".
     causal : bool, default False
         Whether token i attends to tokens j <= i only.
     compute : wflow.Compute, default Compute()
@@ -272,15 +275,17 @@ def fit(
     InputError
         For tokens that are off the sphere, not finite or of other shapes than the times and x0;
         for times that are not times of steps, other laws, (Q, K, V) heads, heads with noise,
-        parameters that the law does not have, and fewer observations than parameters.
+        parameters that the law does not have, and observations too few for the parameters and, if
+        it is not given, the noise.
     BlowUpError
         If no run from the start of the search stays finite.
 
     Warns
     -----
     AccuracyWarning
-        For a search that did not converge, and for residuals too large for the given noise: the
-        search ended in a local minimum, or the model is another one.
+        For a search that did not converge; for residuals too large for the given noise: the search
+        ended in a local minimum, or the model is another one; where half the time step moves the
+        estimate by more than a quarter of a standard error; and for a chaotic run.
 
     See Also
     --------
@@ -298,8 +303,9 @@ def fit(
     estimate is within a hundredth of a standard error of the minimum. J comes from central
     differences of runs and is projected off the initial tokens where these are estimated. An
     eigenvector of F is undecided if its standard error exceeds `resolution`, or if its eigenvalue
-    is rounding. Intervals are Gaussian for a given noise, of Student for an estimated one [1]_, and
-    hold for one order of the heads: any other fits as well.
+    is rounding; so are differences of heads whose mean fits as well, by a likelihood-ratio test at
+    5 %. All else is local. Intervals are Gaussian for a given noise, of Student for an estimated
+    one [1]_, and hold for one order of the heads: any other fits as well.
 
     In the theory: :ref:`inference <theory-inference>`.
 
@@ -311,7 +317,9 @@ def fit(
     --------
     >>> import numpy as np, wflow
     >>> x0, truth = wflow.tokens.uniform(20, 3, seed=0), np.diag([1.0, 0.5, -1.0])[None]
-    >>> run = wflow.solve(x0, wflow.heads.Frozen(), heads=truth, t_final=1.0, dt=0.1)
+    >>> run = wflow.solve(
+    ...     x0, wflow.heads.Frozen(), heads=truth, t_final=1.0, dt=0.1, scheme="rk4"
+    ... )
     >>> found = wflow.inference.fit(
     ...     run.tokens, [0.0, 1.0], wflow.heads.Frozen(), heads=1, x0=x0, dt=0.1
     ... )
@@ -319,11 +327,11 @@ def fit(
     True
     """
     seed = whole(seed, "seed", least=0)
+    known = None if noise is None else positive(noise, "noise")
     model = _Model(
-        observed, times, law, heads, estimate, symmetric, x0, dt=dt, seed=seed, flow=flow,
+        observed, times, law, heads, estimate, symmetric, x0, known, dt=dt, seed=seed, flow=flow,
         direction=direction, scheme=scheme, causal=causal, compute=compute,
     )  # fmt: skip
-    known = None if noise is None else positive(noise, "noise")
     level = number(level, "level")
     if not 0 < level < 1:
         raise InputError(f"level is {level:g}: expected a number between 0 and 1")
@@ -335,7 +343,8 @@ def fit(
         except BlowUpError as error:
             failure = error
             continue
-        if known is not None and found[-1].converged and not _unlikely(model, found[-1]):
+        last = found[-1]
+        if known is not None and last.converged and last.squares <= known**2 * last.freedom:
             break
     if not found:
         raise failure
@@ -420,12 +429,17 @@ class _Space:
             yield what, np.eye(self.size)[:, own]
         for name, index in matrices.items():
             flat = np.eye(index.size).reshape(*index.shape, index.size)
-            if name != "mean" and index.shape[-3] > 1:
-                apart = flat - flat.mean(axis=-4, keepdims=True)
-                yield f"differences of the {name} of different heads", self._basis(name, apart)
             yield f"antisymmetric parts of {name}", self._basis(name, flat - flat.swapaxes(-2, -3))
             identity = np.einsum("...kkc,lm->...lmc", flat, np.eye(d))
             yield f"multiples of the identity in {name}", self._basis(name, identity)
+
+    def differences(self, name: str, heads: Sequence[int]) -> Array:
+        """Return an orthonormal basis (size, count) of the differences of some heads."""
+        each = np.moveaxis(self.arrays(np.eye(self.size))[name], 0, -1)
+        apart = np.zeros_like(each)
+        some = each[..., heads, :, :, :]
+        apart[..., heads, :, :, :] = some - some.mean(axis=-4, keepdims=True)
+        return self._basis(name, apart)
 
     def _basis(self, name: str, arrays: Array) -> Array:
         """Return an orthonormal basis of the span of arrays (*shape, count) in coordinates."""
@@ -448,7 +462,7 @@ class _Model:
 
     def __init__(
         self, observed: Any, times: Any, law: HeadLaw, heads: Any, estimate: Any, symmetric: Any,
-        x0: Any, **how: Any,
+        x0: Any, noise: float | None, **how: Any,
     ) -> None:  # fmt: skip
         self.observed, self.times = _observations(observed, times)
         self.law, self.guess, self.space = _parameters(
@@ -474,11 +488,12 @@ class _Model:
         self.tangent = np.linalg.svd(self.x0[..., None, :])[2][..., 1:, :]  # (..., n, d - 1, d)
         self.extra = self.tangent.size // d if x0 is None else 0
         self.size = self.space.size + self.extra
-        self.freedom = snapshots * trajectories * n * (d - 1) - self.size
-        if self.freedom < 0:
+        self.numbers = snapshots * trajectories * n * (d - 1)
+        if self.numbers < self.size + (noise is None):
+            what = "" if noise is not None else " and the noise"
             raise InputError(
-                f"{self.freedom + self.size} observed numbers do not decide {self.size} "
-                "parameters: give more snapshots, trajectories or tokens"
+                f"{self.numbers} observed numbers do not decide {self.size} parameters{what}: give "
+                "more snapshots, trajectories or tokens" + (what and ", or noise")
             )
         self.how = how | {
             "t_final": float(self.times[-1]),
@@ -514,10 +529,11 @@ class _Model:
             x0 = normalise_unchecked(x0 + np.einsum("...ia,...iak->...ik", along, self.tangent))
         return law, values.get("heads"), x0
 
-    def run(self, theta: Array) -> Array:
+    def run(self, theta: Array, **other: Any) -> Array:
         """Return the tokens at the snapshots, (trajectories, snapshots, n, d)."""
         law, heads, x0 = self.arguments(theta)
-        return Trajectory(differentiable_problem(x0, law, heads=heads, **self.how)).tokens
+        how = self.how | other
+        return Trajectory(differentiable_problem(x0, law, heads=heads, **how)).tokens
 
     def loss(self, theta: Array) -> tuple[float, Array]:
         """Return half of the sum of squared residuals, and its derivatives."""
@@ -660,12 +676,14 @@ class _Spectrum:
 
     resolved : whether an eigenvalue is more than rounding
     resolution : largest standard error of a combination of unit length that is decided
+    equal : orthonormal directions (size, count) between heads that are not told apart
     """
 
     values: Array
     vectors: Array
     resolved: NDArray[np.bool_]
     resolution: float
+    equal: Array
 
     @property
     def decided(self) -> NDArray[np.bool_]:
@@ -677,6 +695,7 @@ class _Spectrum:
         error = float(np.sqrt(np.sum(parts[seen] ** 2 / self.values[seen])))
         length = float(np.sqrt(np.sum(parts**2)))
         unseen = float(np.sqrt(np.sum(parts[~seen] ** 2)))
+        unseen = max(unseen, float(np.linalg.norm(self.equal.T @ weights)))
         decided = error <= self.resolution * length and unseen <= _UNSEEN * length
         return error if decided else float("nan")
 
@@ -688,25 +707,38 @@ class _Found:
     theta: Array
     squares: float
     noise: float
+    freedom: int
     spectrum: _Spectrum
-    columns: Array  # norms of those of the sensitivity
+    sensitivity: Array
     tokens: Array
     converged: bool
 
 
-def _search(model: _Model, theta: Array, known: float | None, resolution: float) -> _Found:
-    """Search a minimum in rounds of L-BFGS-B, each in coordinates of unit curvature."""
-    from scipy.optimize import minimize
+def _search(
+    model: _Model,
+    theta: Array,
+    known: float | None,
+    resolution: float,
+    within: Array | None = None,
+) -> _Found:
+    """Search a minimum in rounds of L-BFGS-B, each in coordinates of unit curvature.
 
-    own = model.space.size
+    Parameters
+    ----------
+    within : orthonormal directions (size, count) of the search; the spectrum is in theirs
+    """
+    within = np.eye(model.space.size) if within is None else within
+    size, own = within.shape
     for last in [False] * _ROUNDS + [True]:
         tokens = model.run(theta)
         rest = (model.observed - tokens).ravel()
         squares = float(rest @ rest)
-        noise = max(np.sqrt(squares / max(model.freedom, 1)), known or _ROUNDING)
         J, Q = model.sensitivity(theta)
+        J = J @ within
         values, V = np.linalg.eigh(J.T @ J)
         resolved = values > _FLAT**2 * values[-1]
+        freedom = model.numbers - model.extra - int(resolved.sum())
+        noise = max(np.sqrt(squares / max(freedom, 1)), known or _ROUNDING)
         values = np.maximum(values, 0.0) / noise**2
         slopes = V.T @ (J.T @ rest) / noise**2
         decrement = float(np.sum(slopes[resolved] ** 2 / values[resolved]))
@@ -716,50 +748,119 @@ def _search(model: _Model, theta: Array, known: float | None, resolution: float)
             break
         # Coordinates of unit curvature; where it is flat a unit matrix bounds the step.
         scale = 1 / np.sqrt(1 + values)
-        change, farthest = V * scale, _FARTHEST / scale
+        change, farthest = within @ V * scale, _FARTHEST / scale
 
         def moved(z: Array, theta: Array = theta, change: Array = change) -> Array:
             return theta + np.append(change @ z[:own], noise * z[own:])  # noqa: B023
 
         def loss(z: Array, moved: Any = moved, change: Array = change) -> tuple[float, Array]:
-            try:
-                with catch_warnings():  # of trial parameters, for which the run may be chaotic
-                    simplefilter("ignore", WflowWarning)
-                    value, slope = model.loss(moved(z))
-            except BlowUpError:
-                return float("inf"), np.zeros_like(z)
-            along = np.append(change.T @ slope[:own], noise * slope[own:])  # noqa: B023
+            value, slope = model.loss(moved(z))
+            along = np.append(change.T @ slope[:size], noise * slope[size:])  # noqa: B023
             return value / noise**2, along / noise**2  # noqa: B023
 
         bounds = [(-far, far) for far in [*farthest, *np.full(model.extra, _FARTHEST / noise)]]
-        found = minimize(
-            loss, np.zeros(model.size), jac=True, method="L-BFGS-B", bounds=bounds,
-            options={"maxiter": _ITERATIONS, "ftol": 1e-15, "gtol": 1e-4},
-        )  # fmt: skip
+        found = least(
+            loss,
+            np.zeros(own + model.extra),
+            bounds=bounds,
+            maxiter=_ITERATIONS,
+            ftol=1e-15,
+            gtol=1e-4,
+        )
         theta = moved(found.x)
     if known is not None:
         values, noise = values * (noise / known) ** 2, known
     return _Found(
-        theta, squares, noise, _Spectrum(values, V, resolved, resolution),
-        np.sqrt(np.einsum("rc,rc->c", J, J)), tokens, decrement < _DECREMENT,
+        theta, squares, noise, freedom,
+        _Spectrum(values, V, resolved, resolution, np.zeros((own, 0))), J, tokens,
+        decrement < _DECREMENT,
     )  # fmt: skip
 
 
-def _unlikely(model: _Model, found: _Found) -> bool:
+def _unlikely(found: _Found) -> bool:
     """Whether the residuals are too large for the noise, which is given."""
     from scipy.special import gammaincc
 
-    return bool(gammaincc(model.freedom / 2, found.squares / found.noise**2 / 2) < _UNLIKELY)
+    return found.freedom > 0 and bool(
+        gammaincc(found.freedom / 2, found.squares / found.noise**2 / 2) < _UNLIKELY
+    )
+
+
+def _equal_heads(model: _Model, best: _Found, known: float | None) -> dict[str, Array]:
+    """Return groups of heads that are not told apart: names, and bases of their differences.
+
+    The information at the estimate is that of a linear model, and noise hides from it that the
+    heads may be equal. Pairs are therefore compared by the likelihood ratio, with a fit in which
+    both are the same.
+    """
+    from scipy.special import chdtrc, chdtri, fdtrc
+
+    groups: dict[str, Array] = {}
+    for name in {"heads", "scores"} & set(model.space.index):
+        count = model.space.index[name].shape[-3]
+        group = np.arange(count)
+        for pair in combinations(range(count), 2):
+            if group[pair[0]] == group[pair[1]]:
+                continue
+            apart = model.space.differences(name, pair)
+            within = np.linalg.svd(apart.T)[2][apart.shape[1] :].T
+            theta = best.theta.copy()
+            theta[: len(apart)] -= apart @ (apart.T @ theta[: len(apart)])
+            rest = best.sensitivity @ (theta - best.theta)[: len(apart)]
+            J = best.sensitivity @ within
+            rest -= J @ np.linalg.lstsq(J, rest)[0]
+            limit = chdtri(apart.shape[1], _ALIKE_HEADS)
+            if rest @ rest > _APART * limit * best.noise**2:
+                continue
+            try:
+                merged = _search(model, theta, known, best.spectrum.resolution, within)
+            except BlowUpError:
+                continue
+            lost = max(int(best.spectrum.resolved.sum() - merged.spectrum.resolved.sum()), 1)
+            ratio = max(merged.squares - best.squares, 0.0) / best.noise**2
+            likely = chdtrc(lost, ratio) if known else fdtrc(lost, best.freedom, ratio / lost)
+            if likely >= _ALIKE_HEADS:
+                group[group == group[pair[1]]] = group[pair[0]]
+        for first in np.unique(group):
+            members = np.flatnonzero(group == first).tolist()
+            if len(members) > 1:
+                text = f"{', '.join(map(str, members[:-1]))} and {members[-1]}"
+                basis = model.space.differences(name, members)
+                groups[f"differences of heads {text}"] = basis
+    return groups
+
+
+def _check_run(model: _Model, best: _Found) -> None:
+    """Warn of a chaotic run, and of a time step whose error matters beside the noise."""
+    try:
+        model.loss(best.theta)
+        finer = model.run(best.theta, dt=model.how["dt"] / 2)
+    except BlowUpError as error:
+        warn(f"at the estimate {error}", AccuracyWarning)
+        return
+    spectrum, seen = best.spectrum, best.spectrum.decided
+    along = spectrum.vectors.T @ (best.sensitivity.T @ (finer - best.tokens).ravel())
+    shift = np.sqrt(np.sum(along[seen] ** 2 / spectrum.values[seen])) / best.noise**2
+    if shift > _SHIFT and best.noise > _ROUNDING:  # else the tokens are those of this scheme
+        warn(
+            f"half the time step moves the estimate by {shift:.2g} standard errors: the intervals "
+            "do not hold the error of the scheme; take a smaller dt",
+            AccuracyWarning,
+        )
 
 
 def _result(model: _Model, best: _Found, known: float | None, level: float) -> Fit:
     from scipy.special import ndtri, stdtrit
 
+    _check_run(model, best)
+    equal = _equal_heads(model, best, known)
+    together = np.hstack([np.zeros((model.space.size, 0)), *equal.values()])
+    best = replace(best, spectrum=replace(best.spectrum, equal=together))
     space, spectrum, theta = model.space, best.spectrum, best.theta[: model.space.size]
-    expected = best.noise**2 * max(model.freedom, 1)
+    expected = best.noise**2 * max(best.freedom, 1)
     if not best.converged:
         warn("the search for the parameters did not converge: take more starts", AccuracyWarning)
-    elif known is not None and _unlikely(model, best):
+    elif known is not None and _unlikely(best):
         warn(
             f"the squares of the residuals are {best.squares / expected:.3g} times those of the "
             "noise: the search ended in a local minimum, or the model is another one; take more "
@@ -767,7 +868,7 @@ def _result(model: _Model, best: _Found, known: float | None, level: float) -> F
             AccuracyWarning,
         )
     upper = (1 + level) / 2
-    quantile = float(ndtri(upper) if known else stdtrit(max(model.freedom, 1), upper))
+    quantile = float(ndtri(upper) if known else stdtrit(best.freedom, upper))
     errors = np.array([spectrum.error(row) for row in np.eye(space.size)])
     values = space.arrays(theta + 0 * errors)  # NaN where it is not decided
     low, high = space.arrays(theta - quantile * errors), space.arrays(theta + quantile * errors)
@@ -778,13 +879,13 @@ def _result(model: _Model, best: _Found, known: float | None, level: float) -> F
     found = Fit(
         parameters=values,
         intervals=intervals,
-        undecided=tuple(_named(space, spectrum, best)),
+        undecided=tuple(_named(space, equal, best)),
         law=law,
         heads=heads,
         x0=as_tokens(x0),
         noise=best.noise,
         misfit=best.squares / expected,
-        freedom=model.freedom,
+        freedom=best.freedom,
         level=level,
         converged=best.converged,
     )
@@ -792,10 +893,16 @@ def _result(model: _Model, best: _Found, known: float | None, level: float) -> F
     return found
 
 
-def _named(space: _Space, spectrum: _Spectrum, best: _Found) -> Iterable[Undecided]:
+def _named(space: _Space, equal: Mapping[str, Array], best: _Found) -> Iterable[Undecided]:
     """Yield the directions that are not decided in groups, known ones first."""
+    spectrum = best.spectrum
+    for name, basis in equal.items():
+        yield Undecided(name, space.arrays(basis.T))
     flat = spectrum.vectors[:, ~spectrum.decided]
-    for name, basis in space.known_directions(best.columns, best.tokens):
+    left, sizes, _ = np.linalg.svd(flat - spectrum.equal @ (spectrum.equal.T @ flat))
+    flat = left[:, : len(sizes)][:, sizes > np.sqrt(1 - _ALIKE**2)]
+    columns = np.linalg.norm(best.sensitivity, axis=0)
+    for name, basis in space.known_directions(columns, best.tokens):
         if not flat.shape[1] or not basis.shape[1]:
             continue
         left, cosines, _ = np.linalg.svd(flat.T @ basis)

@@ -297,14 +297,13 @@ vars(steer).update(Steering=Steering)
 
 def _table(heads: Any, pieces: int, d: int, symmetric: bool, seed: int) -> Array:
     """Return the heads that the search starts from, (pieces, heads, d, d)."""
-    if np.ndim(heads) == 0:
+    table = reals(heads, "heads")
+    if table.ndim == 0:
         shape = (whole(heads, "heads"), d, d)
         normals = CounterNormals(seed)
         table = _FIRST * normals.draw(shape, path=0, step=0, purpose=INITIAL_HEADS)
         if symmetric:
             table = (table + table.swapaxes(-1, -2)) / 2
-    else:
-        table = reals(heads, "heads")
     if table.ndim == 3:
         table = np.repeat(table[None], pieces, axis=0)
     if table.ndim != 4 or len(table) != pieces or table.shape[2:] != (d, d) or not table.size:

@@ -53,6 +53,7 @@ _PARAMETERS: dict[type[HeadLaw], tuple[str, ...]] = {
 _OFF = 1e-6  # by which the norm of an observed token may differ from one
 _STEP = 1e-5  # of the central differences
 _FLAT = 1e-7  # singular value of the sensitivity, over the largest, that differences resolve
+_LEAST = 1e-100  # noise whose square is a number
 _ROUNDING = 1e-9  # noise below which differences of tokens are rounding
 _FIRST, _NEXT = 0.1, 0.5  # deviation of the entries at the first start, and of later ones from it
 _FARTHEST = 2.0  # change of a parameter in one round of L-BFGS
@@ -327,7 +328,7 @@ def fit(
     True
     """
     seed = whole(seed, "seed", least=0)
-    known = None if noise is None else positive(noise, "noise")
+    known = None if noise is None else number(noise, "noise", least=_LEAST)
     model = _Model(
         observed, times, law, heads, estimate, symmetric, x0, known, dt=dt, seed=seed, flow=flow,
         direction=direction, scheme=scheme, causal=causal, compute=compute,

@@ -337,6 +337,7 @@ def _problem(
         mesh.centres, law, heads=heads, t_final=t_final, dt=dt, paths=paths, seed=seed, flow=flow,
         direction=direction, scheme=stepping.tableau, save=save, compute=compute,
     )  # fmt: skip
+    particles.check_size(in_memory=False)
     if as_is:
         start = np.asarray(density, float)
     else:

@@ -78,8 +78,9 @@ class Undecided(ShortResult):
     ----------
     name : str
         What the directions change.
-    directions : dict of str to ndarray, shape (count, *shape of the parameter)
-        Orthonormal directions by parameter; those of "rate" change its logarithm.
+    directions : dict of str to ndarray, shape (count, ...)
+        Orthonormal directions, each of the shape of its parameter; those of "rate" change its
+        logarithm.
 
     Examples
     --------
@@ -108,8 +109,8 @@ class Fit(ShortResult):
     ----------
     parameters : dict of str to ndarray
         Estimate of each parameter; NaN where the observations do not decide an entry.
-    intervals : dict of str to ndarray, shape (*shape of the parameter, 2)
-        Lower and upper ends of the intervals; NaN where an entry is not decided.
+    intervals : dict of str to ndarray, shape (..., 2)
+        Lower and upper ends of the intervals of every entry; NaN where one is not decided.
     undecided : tuple of Undecided
         What the observations do not decide, in groups by name.
     law : wflow.heads.HeadLaw

@@ -26,10 +26,9 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from llvmlite import ir
 from numba import prange, types
-from numba.extending import intrinsic
 
+from wflow._core.compiler.adjoints import BOTTOM, adjoint_sweep
 from wflow._core.compiler.functions import (
     constant,
     constant_type,
@@ -40,20 +39,13 @@ from wflow._core.compiler.functions import (
 )
 from wflow._core.compiler.tasks import address, arrays, call
 from wflow._core.compiler.vectors import (
-    VECTORS,
     exp2,
-    exp2_together,
-    float_ir,
     fma,
-    fma_ir,
-    lane_pointer,
     lanes,
     load,
     maximum,
     minimum,
-    native_lanes,
     splat,
-    splat_ir,
     store,
 )
 from wflow._core.threads import threads_for
@@ -70,138 +62,12 @@ from wflow.kernels.pairs.sweep import (
 
 _LANES = 8  # tokens of a block
 _PAIRS_OF_THREAD = 50_000  # a thread with fewer takes longer to wake than it saves
-_BOTTOM, _TOP = -1000.0, 1000.0  # exponents of 2 outside are lost, or leave the range
-# Tokens of an iteration: as many exponentials as hide the latency of each and fit the registers.
-_TOGETHER, _TOGETHER_NARROW = 8, 4
+_TOP = 1000.0  # exponent of 2 above which weights leave the range
 _ONE_THREAD = 2**18  # multiply-adds of a product, up to which OpenBLAS takes one thread
 
 
 # The loop over tokens
 # --------------------
-
-
-@intrinsic(prefer_literal=True)
-def _sweep(
-    typingctx, dim, back, masked, table, own, own_at, z, shift, mask, first, stop, acc
-):  # fmt: skip
-    """Sum the tokens first <= j < stop, some at a time, for one block of tokens i in the lanes.
-
-    dim : a `constant`; back, masked : literals. u_ij = 2^(<z_i, x_j> - shift), times the vector of
-    token j - first in `mask` if masked. Added to `acc` are
-
-    back = 0 : table (rows, 1 + d + d (d + 1)/2) of 1, x_j and the products x_jk x_jl, k <= l; shift
-        is the vector in `shift`; sum_j u_ij times each column
-    back = 1 : table (rows, 2 d + 2) of x_j, -shift_j, a_j, w_j; with c = <x_i, w_j> + a_j,
-        sum_j u_ij c x_j and sum_j u_ij w_j
-    """
-    vector = VECTORS[acc.dtype]
-    size = types.intp
-    signature = types.none(
-        dim, back, masked, table, own, size, z, shift, mask, size, size, acc
-    )  # fmt: skip
-
-    def codegen(context, builder, sig, args):
-        d = sig.args[0].count - 1
-        turned, hides = (sig.args[at].literal_value for at in (1, 2))
-        piece = native_lanes(context, vector.dtype)
-        for lane in range(0, vector.lanes, piece):
-            _emit(context, builder, vector, sig.args[3:], args[3:], d, turned, hides, lane, piece)
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
-def _emit(context, builder, vector, kinds, args, d, back, masked, lane, piece):
-    """The loop of `_sweep` for the lanes lane <= i < lane + piece."""
-    table, own, own_at, z, shift, mask, first, stop, acc = args
-    kind_of = dict(zip(map(id, args), kinds, strict=True))
-    index = ir.IntType(types.intp.bitwidth)
-    kind = ir.VectorType(float_ir(vector.dtype), piece)
-    align = vector.dtype.bitwidth // 8
-
-    def whole(number):
-        return ir.Constant(index, number)
-
-    def place(array, count, base=None):
-        offset = whole(count * vector.lanes + lane)
-        offset = offset if base is None else builder.add(base, offset)
-        return lane_pointer(context, builder, kind_of[id(array)], array, offset, kind)
-
-    def vector_of(array, count, base=None):
-        return builder.load(place(array, count, base), align=align)
-
-    together = _TOGETHER if piece == vector.lanes else _TOGETHER_NARROW
-    columns = 2 * d + 2 if back else 1 + d + d * (d + 1) // 2
-    data = context.make_array(kind_of[id(table)])(context, builder, table).data
-    count = 2 * d if back else columns
-    scores = [vector_of(z, k) for k in range(d)]
-    mine = [vector_of(own, k, own_at) for k in range(d)] if back else []
-    lift = None if back else builder.fsub(
-        ir.Constant(kind, [0.0] * piece), vector_of(shift, 0)
-    )  # fmt: skip
-    before = [vector_of(acc, row) for row in range(count)]
-    bottom = ir.Constant(kind, [_BOTTOM] * piece)
-    entry = builder.block
-    body, done = (builder.append_basic_block(name) for name in ("adjoint", "adjoint.done"))
-    builder.cbranch(builder.icmp_signed("<", first, stop), body, done)
-
-    builder.position_at_end(body)
-    j = builder.phi(index)
-    running = [builder.phi(kind) for _ in range(count)]
-    sums = list(running)
-    # As in the sweep of the velocities: what a token is multiplied by is loaded again for the sums,
-    # by a pointer that LLVM cannot recognise, so that it takes no register over the exponentials.
-    again = builder.asm(
-        ir.FunctionType(data.type, [data.type]), "", "=r,0", [data], side_effect=False
-    )
-
-    def everywhere(pointer, token, column):
-        at = builder.add(builder.mul(token, whole(columns)), whole(column))
-        return splat_ir(builder, kind, builder.load(builder.gep(pointer, [at])))
-
-    turn = [builder.add(j, whole(t)) for t in range(together)]
-    exponents = []
-    for token in turn:
-        s = everywhere(data, token, d) if back else lift
-        for k in range(d):
-            s = fma_ir(builder, scores[k], everywhere(data, token, k if back else 1 + k), s)
-        inside = builder.fcmp_ordered(">", s, bottom)
-        exponents.append(builder.select(inside, s, bottom))
-    weights = exp2_together(context, builder, vector.dtype, exponents)
-    for t, token in enumerate(turn):
-        u = weights[t]
-        if masked:
-            base = builder.mul(builder.sub(token, first), whole(vector.lanes))
-            u = builder.fmul(u, vector_of(mask, 0, base))
-        if not back:
-            for row in range(count):
-                sums[row] = fma_ir(builder, u, everywhere(again, token, row), sums[row])
-            continue
-        w = [everywhere(again, token, d + 2 + k) for k in range(d)]
-        c = everywhere(again, token, d + 1)
-        for k in range(d):
-            c = fma_ir(builder, mine[k], w[k], c)
-        e = builder.fmul(u, c)
-        for k in range(d):
-            sums[k] = fma_ir(builder, e, everywhere(again, token, k), sums[k])
-            sums[d + k] = fma_ir(builder, u, w[k], sums[d + k])
-    following = builder.add(j, whole(together))
-    j.add_incoming(first, entry)
-    j.add_incoming(following, builder.block)
-    for row in range(count):
-        running[row].add_incoming(before[row], entry)
-        running[row].add_incoming(sums[row], builder.block)
-    builder.cbranch(builder.icmp_signed("<", following, stop), body, done)
-    end = builder.block
-
-    builder.position_at_end(done)
-    for row in range(count):
-        total = builder.phi(kind)
-        total.add_incoming(before[row], entry)
-        total.add_incoming(sums[row], end)
-        sums[row] = total
-    for row in range(count):
-        builder.store(sums[row], place(acc, row), align=align)
 
 
 @internal
@@ -221,17 +87,17 @@ def _sums(dim, back, causal, table, start, own, z, shift, mask, part, acc):
         last = min(first + CHUNK, high)
         clear_vectors(part, 0, count)
         if back == 0:
-            _sweep(dim, 0, False, table, own, 0, z, shift, mask, first, last, part)
+            adjoint_sweep(dim, 0, False, table, own, 0, z, shift, mask, first, last, part)
         else:
-            _sweep(dim, 1, False, table, own, 0, z, shift, mask, first, last, part)
+            adjoint_sweep(dim, 1, False, table, own, 0, z, shift, mask, first, last, part)
         for row in range(0, count * width, width):
             store(acc, row, load(acc, row) + load(part, row))
     if causal:
         last = min(start + width, rows)
         if back == 0:
-            _sweep(dim, 0, True, table, own, 0, z, shift, mask, start, last, acc)
+            adjoint_sweep(dim, 0, True, table, own, 0, z, shift, mask, start, last, acc)
         else:
-            _sweep(dim, 1, True, table, own, 0, z, shift, mask, start, last, acc)
+            adjoint_sweep(dim, 1, True, table, own, 0, z, shift, mask, start, last, acc)
 
 
 @internal
@@ -262,8 +128,8 @@ def _targets(
 ):  # fmt: skip
     """The first pass, for one block of tokens i of one path and all heads.
 
-    features (paths, rows, columns) as `_sweep` reads them. Written are mus (paths, n, d), rs and
-    moments (paths, heads n, d), R_hi and f_hi M_hi; tables (paths heads, rows, 2 d + 2) for the
+    features (paths, rows, columns) as `adjoint_sweep` reads them. Written are mus (paths, n, d), rs
+    and moments (paths, heads n, d), R_hi and f_hi M_hi; tables (paths heads, rows, 2 d + 2) for the
     second pass; out (paths, n, d), the part of the cotangents of x that is known here.
     """
     d = value_of(dim)
@@ -321,7 +187,7 @@ def _targets(
         highest = maximum(highest, log_m)
 
     # The factors f; for the effective flow sum_g 1/m_g, scaled by the least m.
-    bottom = splat(_BOTTOM)
+    bottom = splat(BOTTOM)
     limit = splat(_TOP)
     inverses = zero
     for h in range(heads):

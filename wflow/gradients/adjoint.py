@@ -420,7 +420,8 @@ def _record_bytes(problem: Problem) -> int:
     return 8 * ((1 + stages) * n * d + (3 + stages) * heads)
 
 
-def _norms(x: Array) -> Array:
+def norms(x: Array) -> Array:
+    """Return |x| along the last axis, of size 1 there."""
     return np.sqrt(np.einsum("...k,...k->...", x, x))[..., None]
 
 
@@ -552,14 +553,14 @@ class Pullback:
 
 def _normalised_adjoint(y: Array, cotangent: Array) -> Array:
     """Return the cotangent of y, where y/|y| has `cotangent`."""
-    norm = _norms(y)
+    norm = norms(y)
     return project_unchecked(y / norm, cotangent) / norm
 
 
 def _geodesic_adjoint(x: Array, noise: Array, end: Array) -> Array:
     """Return the cotangent of x, where cos|u| x + sin|u|/|u| u with u = P_x noise has `end`."""
     u = project_unchecked(x, noise)
-    angle = _norms(u)
+    angle = norms(u)
     sinc = np.sinc(angle / np.pi)
     small = angle < 1e-4  # the derivative of sinc over the angle, by its series
     safe = np.where(small, 1.0, angle)
@@ -636,7 +637,7 @@ class Trajectory:
         if given.ndim == 2:
             x = _added(x)
         largest = np.abs(given).max(axis=-1, keepdims=True)  # squares may leave the range
-        x = project_unchecked(problem.x0, x) / _norms(given / largest) / largest
+        x = project_unchecked(problem.x0, x) / norms(given / largest) / largest
         laws = [found.law for found in pullbacks if found.law is not None]
         law: dict[str, Any] = {}
         for name in laws[0].sums if laws else ():

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.tableaux import moved
-from wflow.gradients.adjoint import Record
+from wflow.gradients.adjoint import Record, norms
 from wflow.kernels.evaluate import DIRECTIONS
 from wflow.particles.integrate import Batch as ParticleBatch
 from wflow.sphere.geometry import exponential_unchecked, project_unchecked
@@ -142,7 +142,9 @@ def step_tangents(solver: ParticleBatch, record: Record, tangents: Array) -> tup
     for at in range(scheme.stages):
         x, inner = start, tangents
         if at:
-            x, norm = _directions(moved(start, dt, scheme.matrix[at], velocities[:at]))
+            y = moved(start, dt, scheme.matrix[at], velocities[:at])
+            norm = norms(y)
+            x = y / norm
             inner = moved(tangents, dt, scheme.matrix[at], slopes)
             inner = project_unchecked(x[:, None], inner) / norm[:, None]
         law_values = values_at(t + scheme.nodes[at] * dt)
@@ -161,15 +163,10 @@ def step_tangents(solver: ParticleBatch, record: Record, tangents: Array) -> tup
     if noise is not None:
         tangents = _geodesic_tangents(start[:, None], noise[:, None], tangents)
         start = exponential_unchecked(start, project_unchecked(start, noise))
-    after, norm = _directions(moved(start, dt, scheme.weights, velocities))
+    after = moved(start, dt, scheme.weights, velocities)
+    norm = norms(after)
     end = moved(tangents, dt, scheme.weights, slopes)
-    return project_unchecked(after[:, None], end) / norm[:, None], divergence
-
-
-def _directions(y: Array) -> tuple[Array, Array]:
-    """Return y/|y| and |y|."""
-    norm = np.sqrt(_dot(y, y))[..., None]
-    return y / norm, norm
+    return project_unchecked((after / norm)[:, None], end) / norm[:, None], divergence
 
 
 def _geodesic_tangents(x: Array, noise: Array, tangents: Array) -> Array:
@@ -177,7 +174,7 @@ def _geodesic_tangents(x: Array, noise: Array, tangents: Array) -> Array:
     along = _dot(x, noise)[..., None]
     u = noise - along * x
     of_u = -_dot(tangents, noise)[..., None] * x - along * tangents
-    angle = np.sqrt(_dot(u, u))[..., None]
+    angle = norms(u)
     sinc = np.sinc(angle / np.pi)
     safe = np.maximum(angle, 1e-4)  # below, the derivative of sinc over the angle by its series
     bend = np.where(

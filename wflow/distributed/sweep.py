@@ -538,7 +538,8 @@ def sweep(
         if name not in arguments and name not in labels:
             raise InputError(f"{name} is missing: give it as an argument, or as an axis")
     check_choice("on_error", on_error, get_args(OnError))
-    workers, bar = whole(workers or 0, "workers", 0), switch(progress, "progress")
+    workers = 0 if workers is None else whole(workers, "workers", 0)
+    bar = switch(progress, "progress")
     folder = None if out is None else path_of(out, "out")
     if folder is None and (workers or scheduler is not None):
         raise InputError("workers and scheduler exchange files: give out, a folder, as well")

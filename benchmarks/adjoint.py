@@ -8,7 +8,8 @@ whole gradient by Euler steps, heads at rest, stands beside `torch.autograd` of 
 all of its intermediate results in memory, and beside `jax.grad` of a compiled `jax.lax.scan`, where
 JAX is installed. Sides run in turn, round after round, on all threads; the memory is what the first
 call of a side adds at its peak, after a call for fewer tokens. That of JAX includes its compiler,
-and less than 1 MB counts as 1 MB.
+and less than 1 MB counts as 1 MB. Adjoints of many tokens by the fast sums stand beside the exact
+one, where that is a matter of seconds, and beside the velocities by the fast sums.
 """
 
 import argparse
@@ -23,11 +24,13 @@ import torch
 from report import in_turn, peak_memory, quotient, spread, write
 
 import wflow
-from wflow.kernels.evaluate import evaluate, velocity_adjoint
+from wflow.kernels.evaluate import Sums, evaluate, velocity_adjoint
 
 COMMAND = "python benchmarks/adjoint.py"
 EVALUATIONS = ((200, 64, 3), (2000, 8, 3), (1000, 8, 12), (1000, 8, 64))  # tokens, heads, dimension
 RUNS = ((200, 64), (2000, 8))  # tokens, heads
+MANY = ((20_000, 8), (100_000, 8))  # tokens, heads
+SECONDS = 20_000  # tokens, up to which the exact adjoint is a matter of seconds
 D, DT = 3, 0.02
 
 
@@ -111,6 +114,27 @@ def evaluations(n: int, heads: int, d: int, rounds: int) -> tuple[list[dict], li
     ]
 
 
+def by_series(n: int, heads: int, rounds: int) -> tuple[list[dict], list[dict]]:
+    """The adjoint of one evaluation by the fast sums, over their velocity and the exact adjoint."""
+    x, D = (array[None] for array in cloud(n, heads))
+    lam, sums = np.random.default_rng(1).normal(size=x.shape), Sums("fast")
+    calls: dict[str, Callable[[], Any]] = {
+        "velocity, fast": lambda: evaluate(x, D, symmetric=True, sums=sums),
+        "adjoint, fast": lambda: velocity_adjoint(x, D, lam, sums=sums),
+    }
+    if n <= SECONDS:
+        calls["adjoint, exact"] = lambda: velocity_adjoint(x, D, lam)
+        pairs = zip(calls["adjoint, fast"]()[:2], calls["adjoint, exact"]()[:2], strict=True)
+        assert max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs) < 1e-8
+    problem = {"n": n, "H": heads, "d": D.shape[2]}
+    sides = {name: spread(of) for name, of in in_turn(calls, rounds, least=0.0).items()}
+    return [problem | {"variant": name} | side for name, side in sides.items()], [
+        problem | {"variant": one, "over": other} | quotient(sides[one], sides[other])
+        for one, other in (("adjoint, fast", "velocity, fast"), ("adjoint, exact", "adjoint, fast"))
+        if one in sides
+    ]
+
+
 def runs(n: int, heads: int, steps: int, rounds: int) -> tuple[list[dict], list[dict]]:
     """A whole gradient on all sides: times and memory, and the others over wflow."""
     makers = {"wflow": by_wflow, "torch": by_torch}
@@ -152,13 +176,19 @@ def main() -> None:
     threads = numba.get_num_threads()
     torch.set_num_threads(threads)
     body: dict[str, list[dict]] = {
-        name: [] for name in ("evaluations", "adjoint", "runs", "ratios")
+        name: [] for name in ("evaluations", "adjoint", "many_tokens", "fast", "runs", "ratios")
     }
     for size in EVALUATIONS:
         rows, ratios = evaluations(*size, flags.rounds)
         body["evaluations"] += rows
         body["adjoint"] += ratios
         print(*(f"{size}: {row['median_times']:.2f} of {row['over']}" for row in ratios), sep="; ")
+    for n, heads in MANY:
+        rows, ratios = by_series(n, heads, flags.rounds)
+        body["many_tokens"] += rows
+        body["fast"] += ratios
+        for row in ratios:
+            print(f"n = {n}: {row['median_times']:.1f} times {row['variant']} over {row['over']}")
     for n, heads in RUNS:
         steps = max(1, flags.steps * RUNS[0][0] ** 2 * RUNS[0][1] // (n * n * heads))
         rows, ratios = runs(n, heads, steps, flags.rounds)

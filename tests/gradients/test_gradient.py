@@ -267,7 +267,7 @@ def test_memory_does_not_grow_with_paths_beyond_their_tokens(monkeypatch):
         )  # fmt: skip
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[2] - peaks[1] < 14 * 10 * x0.nbytes
+    assert peaks[2] - peaks[1] < 14 * 12 * x0.nbytes
 
 
 @pytest.mark.parametrize("scheme", ["heun", PRECISE])
@@ -401,7 +401,7 @@ def test_values_that_a_law_prescribes_are_no_initial_values():
         ({"loss": wflow.losses.Energy(), "heads": QKV(QUERY, KEY, VALUE)}, "no energy"),
         ({"save": wflow.SaveAt(snapshots=[0.25], budget=False)}, "not a time of a step"),
         ({"compute": wflow.Compute(dtype="float32")}, "double precision"),
-        ({"compute": wflow.Compute(method="fast")}, "exact"),
+        ({"compute": wflow.Compute(backend="torch")}, "numba"),
         ({"law": ou(exact=True), "scheme": "sra1"}, "sra1"),
         ({"dt": 0.7}, "dt"),
     ],
@@ -410,6 +410,26 @@ def test_what_has_no_gradient_is_refused(given, words):
     run = {"x0": X, "law": Frozen(), "heads": START, "loss": wflow.losses.MeanCosine(), **RUN}
     with pytest.raises(InputError, match=words):
         wflow.gradient(**run | given)
+
+
+@pytest.mark.parametrize("method", ["fast", "auto"])
+def test_many_tokens_take_the_fast_sums_of_the_run(method):
+    """The value is that of `wflow.solve`; the derivatives keep the tolerance of the sums."""
+    x, save = wflow.tokens.uniform(n=1200, d=3, seed=0), wflow.SaveAt(budget=False)
+    run = {"heads": START, "t_final": 0.1, "dt": 0.1, "save": save, "seed": 2}
+    found, exact = (
+        wflow.gradient(
+            x, ou(), loss=wflow.losses.MeanCosine(), compute=wflow.Compute(method=one), **run
+        )
+        for one in (method, "exact")
+    )
+    tokens = wflow.solve(x, ou(), compute=wflow.Compute(method=method), **run).tokens
+    end = np.asarray(tokens[0, -1])
+    assert found.value == wflow.losses.MeanCosine()(end[None, None])[0]
+    for name in ("x0", "initial_heads"):
+        wanted = getattr(exact, name)
+        assert np.abs(getattr(found, name) - wanted).max() <= 1e-8 * np.abs(wanted).max()
+    assert abs(found.law["rate"] - exact.law["rate"]) <= 1e-8 * abs(exact.law["rate"])
 
 
 def test_custom_flows_and_runs_that_blow_up_are_refused():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from twin import by_threads, same, symmetric, unit
 
-from wflow.kernels.evaluate import DIRECTIONS, evaluate, velocity_adjoint
+from wflow.kernels.evaluate import DIRECTIONS, Sums, evaluate, velocity_adjoint
 
 CASES = [("softmax", False), ("softmax", True), ("unnormalised", False), ("effective", False)]
 
@@ -85,3 +85,35 @@ def test_threads_paths_and_shared_heads_do_not_change_a_bit(d, flow, causal):
     alone = velocity_adjoint(x[1:2], D[None], lam[1:2], **how)
     assert same(results[0].x[1:2], alone.x)
     assert same(results[0].D[1:2], alone.D)
+
+
+@pytest.mark.parametrize("d", [2, 3])
+@pytest.mark.parametrize("flow", ["softmax", "unnormalised", "effective"])
+@pytest.mark.parametrize(("size", "tied"), [(1.0, True), (1.0, False), (30.0, True)])
+def test_the_fast_sums_keep_their_tolerance(d, flow, size, tied):
+    """Large heads have some tokens, or all of them, whose series would miss it."""
+    rng, n, heads = np.random.default_rng(d), 500, 3
+    x, lam = unit(rng, 2, n, d), rng.standard_normal((2, n, d))
+    D = size / 3 * symmetric(rng, 2, heads, d, d)
+    values = None
+    if not tied:
+        D, values = rng.standard_normal((2, 2, heads, d, d))
+    exact = velocity_adjoint(x, D, lam, values=values, flow=flow)
+    for tolerance in (1e-5, 1e-10):
+        found = velocity_adjoint(x, D, lam, values=values, flow=flow, sums=Sums("fast", tolerance))
+        for mine, wanted in zip(found, exact, strict=True):
+            if wanted is not None:
+                assert np.abs(mine - wanted).max() <= 10 * tolerance * np.abs(wanted).max()
+
+
+def test_auto_takes_the_fast_sums_where_they_pay_for_that_path():
+    rng = np.random.default_rng(0)
+    few, many = unit(rng, 1, 300, 3), unit(rng, 2, 20_000, 3)
+    D = np.stack([np.eye(3)[None], 1e4 * np.eye(3)[None]])
+    lam, auto = rng.standard_normal(many.shape), Sums("auto")
+    exact = velocity_adjoint(few, D[:1], lam[:1, :300])
+    assert same(velocity_adjoint(few, D[:1], lam[:1, :300], sums=auto).x, exact.x)
+    exact, found = velocity_adjoint(many, D, lam), velocity_adjoint(many, D, lam, sums=auto)
+    assert same(found.x[1], exact.x[1])
+    assert not same(found.x[0], exact.x[0])
+    assert np.abs(found.x[0] - exact.x[0]).max() <= 1e-9 * np.abs(exact.x[0]).max()

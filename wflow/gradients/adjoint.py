@@ -36,7 +36,7 @@ from wflow.gradients.losses import Energy
 from wflow.heads.laws import QKV, HeadLaw
 from wflow.heads.matrices import Matrices
 from wflow.heads.process import HeadStep
-from wflow.kernels.evaluate import EXACT, velocity_adjoint
+from wflow.kernels.evaluate import velocity_adjoint
 from wflow.particles.integrate import AdaptiveBatch
 from wflow.particles.integrate import Batch as ParticleBatch
 from wflow.particles.options import Compute, SaveAt
@@ -153,7 +153,8 @@ def gradient(
         Its `snapshots` are the times that the loss sees, by default the start and the end. They are
         times of steps, in increasing order.
     compute : wflow.Compute, default Compute()
-        Threads and paths at a time. Sums are exact and in double precision, by Numba.
+        As in `wflow.solve`, in double precision and by Numba. Fast sums keep their tolerance in
+        the derivatives, too.
     every_evaluation : bool, default False
         Whether to return derivatives by the heads of every evaluation, an array that grows with
         the number of steps.
@@ -167,7 +168,7 @@ def gradient(
     ------
     InputError
         For an argument that `wflow.solve` does not take, a custom flow, single precision, sums by
-        series or by torch, the exact step of Ornstein-Uhlenbeck heads with "sra1", snapshots that
+        torch, the exact step of Ornstein-Uhlenbeck heads with "sra1", snapshots that
         are not times of steps in increasing order, and a loss that does not return a number and an
         array.
     BlowUpError
@@ -188,9 +189,9 @@ def gradient(
     -----
     This is the discrete adjoint [1]_: the steps of the scheme are transposed one by one, from the
     last to the first, so that the result is the derivative of the computed run itself, exact to
-    rounding. An evaluation costs several velocities beyond those of the run, which is computed
-    twice where its stages do not fit into memory; about sqrt(steps) states are kept then. Of many
-    paths, the stages of some are in memory at a time.
+    rounding or to the tolerance of the fast sums. An evaluation costs several velocities beyond
+    those of the run, which is computed twice where its stages do not fit into memory; about
+    sqrt(steps) states are kept then. Of many paths, the stages of some are in memory at a time.
 
     In the theory: :ref:`gradients <theory-gradients>`.
 
@@ -239,8 +240,8 @@ def differentiable_problem(x0: ArrayLike, law: HeadLaw, **arguments: Any) -> Pro
         what = f"the flow {problem.flow.name!r} has no adjoint: expected a flow of wflow"
     elif compute.dtype != "float64":
         what = f"gradients are in double precision: dtype is {compute.dtype!r}"
-    elif compute.backend != "numba" or compute.method == "fast":
-        what = "gradients take exact sums by Numba: give method='exact' and backend='numba'"
+    elif compute.backend != "numba":
+        what = "gradients take sums by Numba: give backend='numba'"
     elif problem.scheme.additive and getattr(problem.law, "exact", False):
         what = "the exact step of Ornstein-Uhlenbeck heads with 'sra1' has no adjoint: use 'euler'"
     elif given is not None:
@@ -258,7 +259,7 @@ def differentiable_problem(x0: ArrayLike, law: HeadLaw, **arguments: Any) -> Pro
             )
     if what is not None:
         raise InputError(what)
-    return replace(problem, sums=EXACT)
+    return problem
 
 
 def _lost(loss: Callable[[Array], Any], tokens: Array) -> tuple[float, Array]:
@@ -500,6 +501,7 @@ class Pullback:
                 flow=self.problem.flow.name,
                 direction=self.problem.direction,
                 causal=self.problem.causal,
+                sums=self.problem.sums,
             )
             of_heads.insert(0, found.D)
             if self.heads is not None:

@@ -18,6 +18,7 @@ from wflow.attention.flows import Flow
 from wflow.gradients.adjoint import Batch, differentiable_problem
 from wflow.gradients.tangent import step_tangents
 from wflow.heads.laws import QKV, HeadLaw
+from wflow.kernels.evaluate import EXACT
 from wflow.particles.options import Compute, SaveAt
 from wflow.particles.problem import Problem
 from wflow.sphere.geometry import project_unchecked
@@ -184,6 +185,8 @@ def lyapunov(
         direction=direction, scheme=scheme, kappa=kappa, causal=causal,
         save=SaveAt(budget=False), compute=compute,
     )  # fmt: skip
+    if problem.sums.method == "fast":
+        raise InputError("tangent vectors take exact sums: give method='exact'")
     n, d = problem.x0.shape[-2:]
     count = whole(exponents, "exponents")
     if not 1 <= count <= n * (d - 1):
@@ -194,7 +197,8 @@ def lyapunov(
     least = min(problem.paths, max(1, _BYTES // _path_bytes(problem, count)))
     needed = 8 * problem.paths * len(marks) * count + least * _path_bytes(problem, count)
     check_memory(needed, "the exponents", "take fewer of them, or fewer tokens")
-    problem = replace(problem, save=replace(problem.save, snapshots=tuple(marks * problem.dt)))
+    save = replace(problem.save, snapshots=tuple(marks * problem.dt))
+    problem = replace(problem, save=save, sums=EXACT)
     logs, divergence = _grown(problem, count)
     largest = np.abs(logs[:, -1]).max() / (marks[-1] - marks[0])  # in a step
     if problem.control is None and largest > _RESOLVED:

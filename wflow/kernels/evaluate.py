@@ -17,6 +17,7 @@ from wflow._core.checks import check_choice, number, shown
 from wflow._core.errors import InputError
 from wflow.kernels.blocked.sums import BLOCKED_FROM, blocked_sums
 from wflow.kernels.blocked.weighted import blocked_head_sums
+from wflow.kernels.harmonic.adjoint import choose_adjoint, fast_adjoint
 from wflow.kernels.harmonic.fast import FEWEST_TOKENS, choose, fast_sums
 from wflow.kernels.harmonic.laplacian import fast_laplacian
 from wflow.kernels.harmonic.series import LARGEST_DEGREE, check_tolerance
@@ -230,10 +231,12 @@ def velocity_adjoint(
     flow: str = "softmax",
     direction: str = "descent",
     causal: bool = False,
+    sums: Sums = EXACT,
 ) -> Adjoint:
     """Compute the cotangents of tokens and heads from those of the velocities (paths, n, d).
 
-    The adjoint of `evaluate` with exact sums, in double precision; values may be (heads, d, d).
+    The adjoint of `evaluate` in double precision by Numba; values may be (heads, d, d). "auto"
+    takes the fast sums where they are predicted to be faster for the adjoint.
     """
 
     def matrices(given: NDArray) -> NDArray:
@@ -243,10 +246,17 @@ def velocity_adjoint(
     score = matrices(D)
     value = score if values is None else matrices(values)
     sign = 1.0 if values is not None else DIRECTIONS[direction]
+    how: dict[str, Any] = {"flow": FLOWS[flow], "sign": sign}
     adjoint = fused_adjoint if x.shape[2] < BLOCKED_FROM else blocked_adjoint
-    of_x, of_score, of_value = adjoint(
-        _dense(x, x.shape, x.dtype), score, value, _dense(cotangents, x.shape, x.dtype),
-        FLOWS[flow], sign, causal,
+    given = [_dense(x, x.shape, x.dtype), score, value, _dense(cotangents, x.shape, x.dtype)]
+    series = np.zeros(len(x), bool)
+    if sums.have_error and not causal:
+        series = choose_adjoint(x, score, sums.method, sums.tolerance)
+    if series.any():  # the heads of every path
+        given = [np.broadcast_to(of, (len(x), *of.shape[1:])) for of in given]
+    of_x, of_score, of_value, _ = _path_by_path(
+        series, partial(adjoint, **how, causal=causal),
+        partial(fast_adjoint, **how, tolerance=sums.tolerance), tuple(given),
     )  # fmt: skip
     if values is None:
         return Adjoint(of_x, of_score + of_value, None)

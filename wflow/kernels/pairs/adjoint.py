@@ -437,9 +437,8 @@ def blocked_adjoint(x, score, value, cotangents, flow, sign, causal):
             )
             given = [None] * heads
             if flow == EFFECTIVE:
-                given = _effective(
-                    *zip(*over_heads(functools.partial(head, True), D, V, given), strict=True), sign
-                )
+                alone = zip(*over_heads(functools.partial(head, True), D, V, given), strict=True)
+                given = list(zip(*effective_factors(*map(np.array, alone), sign), strict=True))
             found = over_heads(functools.partial(head, False), D, V, given)
             out[p], attention = 0.0, np.zeros_like(tokens)
             for h, of_head in enumerate(found):
@@ -510,10 +509,10 @@ def _blocked_head(tokens, mu, flow, share, causal, alone, D, V, factors):
     return of_x, attention, of_D, of_V
 
 
-def _effective(log_m, inner, sign):
-    """Return f and a (n,) of each head of the effective flow from log m and <V^T mu, M>."""
-    heads, log_m = len(log_m), np.array(log_m)
+def effective_factors(log_m, inner, sign):
+    """Return f and a of the effective flow from log m and <V^T mu, M>, all (heads, n)."""
+    heads = len(log_m)
     low, high = log_m.min(axis=0), log_m.max(axis=0)
     f = sign / heads**2 * np.exp(log_m - low) * np.exp(low - log_m).sum(axis=0)
-    weighted = (np.exp(log_m - high) * np.array(inner)).sum(axis=0)
-    return list(zip(f, -sign / heads**2 * np.exp(high - log_m) * weighted, strict=True))
+    weighted = (np.exp(log_m - high) * inner).sum(axis=0)
+    return f, -sign / heads**2 * np.exp(high - log_m) * weighted

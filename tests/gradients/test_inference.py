@@ -148,6 +148,26 @@ def test_directions_off_the_span_of_the_tokens_are_named():
     assert found.combination({"heads": D})[0] == pytest.approx(2.0, abs=1e-4)
 
 
+def test_names_and_errors_do_not_depend_on_the_axes():
+    x0, errors = np.zeros((12, 3)), []
+    x0[:, :2] = wflow.tokens.uniform(12, 2, seed=0)
+    for Q in (np.eye(3), np.linalg.qr(RNG.standard_normal((3, 3)))[0]):
+        D, x = (Q @ np.diag([1.0, -1.0, 0.0]) @ Q.T)[None], wflow.sphere.as_tokens(x0 @ Q.T)
+        D = (D + D.swapaxes(1, 2)) / 2
+        found = fit(
+            observe(x, Frozen(), D), TIMES, Frozen(), heads=D, symmetric=True, x0=x, noise=0.01,
+            starts=1, dt=0.1,
+        )  # fmt: skip
+        assert [(each.name, each.count) for each in found.undecided] == [
+            ("parts of heads off the span of the tokens", 1)
+        ]
+        (E,) = found.undecided[0].directions["heads"]
+        assert np.linalg.norm(E) == pytest.approx(1.0)
+        value, low, high = found.combination({"heads": (Q @ np.diag([1.0, 1.0, 0.0]) @ Q.T)[None]})
+        errors.append((high - low, value))
+    assert errors[0] == pytest.approx(errors[1], rel=1e-3, abs=1e-6)
+
+
 def test_heads_that_are_equal_enter_by_their_average():
     """Also with noise, which makes the information at the estimate regular."""
     D = np.stack([MEAN, MEAN])

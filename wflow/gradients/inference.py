@@ -6,7 +6,7 @@ Least squares between a run and the observations, with derivatives by `wflow.gra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -354,49 +354,49 @@ def fit(
     return _result(model, best, known, level)
 
 
-vars(fit).update(Fit=Fit, Undecided=Undecided)
-
-
 # The parameters
 # --------------
 
 
 class _Space:
-    """Parameters as one vector: each entry of a parameter is one of its coordinates.
+    """Parameters as one vector, in coordinates whose lengths are those of the matrices.
 
     Attributes
     ----------
     index : parameter -> number of the coordinate of each entry; those of symmetric matrices share
+    scale : parameter -> what each entry is of its coordinate: the root of 1/2 where two share it
     size : number of coordinates
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], symmetric: Mapping[str, bool]):
         self.index: dict[str, NDArray[np.int64]] = {}
+        self.scale: dict[str, Array] = {}
         self.size = 0
         for name, shape in shapes.items():
             numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
             if symmetric[name]:
                 numbers = np.minimum(numbers, numbers.swapaxes(-1, -2))
-            distinct, places = np.unique(numbers, return_inverse=True)
+            _, places, shared = np.unique(numbers, return_inverse=True, return_counts=True)
             self.index[name] = self.size + places.reshape(shape)
-            self.size += len(distinct)
+            self.scale[name] = shared[places].reshape(shape) ** -0.5
+            self.size += len(shared)
 
     def arrays(self, theta: Array) -> dict[str, Array]:
         """Return the entries of vectors (..., size), by parameter."""
-        return {name: theta[..., index] for name, index in self.index.items()}
+        return {name: theta[..., index] * self.scale[name] for name, index in self.index.items()}
 
     def vector(self, arrays: Mapping[str, Any]) -> Array:
         """Return the coordinates of given parameters."""
         theta = np.zeros(self.size)
         for name, index in self.index.items():
-            theta[index] = arrays[name]
+            theta[index] = arrays[name] / self.scale[name]
         return theta
 
     def cotangent(self, arrays: Mapping[str, Any]) -> Array:
         """Return derivatives by the coordinates, from those by free entries of some parameters."""
         total = np.zeros(self.size)
         for name, values in arrays.items():
-            np.add.at(total, self.index[name], values)
+            np.add.at(total, self.index[name], values * self.scale[name])
         return total
 
     def weights(self, given: Mapping[str, ArrayLike]) -> Array:
@@ -419,40 +419,35 @@ class _Space:
         d = tokens.shape[-1]
         _, sizes, axes = np.linalg.svd(tokens.reshape(-1, d), full_matrices=False)
         off = axes[sizes < 1e-6 * sizes[0]]
-        matrices = {name: index for name, index in self.index.items() if index.ndim}
-        for name, index in matrices.items():
-            if len(off):
-                flat = np.eye(index.size).reshape(*index.shape, index.size)
-                acting = np.einsum("...klc,lm->...kmc", flat, off.T @ off)
-                yield f"parts of {name} off the span of the tokens", self._basis(name, acting)
+        matrices = [name for name, index in self.index.items() if index.ndim]
+        for name in matrices:
+            what = f"parts of {name} off the span of the tokens"
+            yield what, self._kept(name, lambda E: E @ (off.T @ off))
         for name, index in self.index.items():
             own = np.isin(np.arange(self.size), index) & (columns == 0)
             what = f"entries of {name} that no observation depends on" if index.ndim else name
             yield what, np.eye(self.size)[:, own]
-        for name, index in matrices.items():
-            flat = np.eye(index.size).reshape(*index.shape, index.size)
-            yield f"antisymmetric parts of {name}", self._basis(name, flat - flat.swapaxes(-2, -3))
-            identity = np.einsum("...kkc,lm->...lmc", flat, np.eye(d))
-            yield f"multiples of the identity in {name}", self._basis(name, identity)
+        for name in matrices:
+            what = f"antisymmetric parts of {name}"
+            yield what, self._kept(name, lambda E: (E - E.swapaxes(-1, -2)) / 2)
+            what = f"multiples of the identity in {name}"
+            yield what, self._kept(name, lambda E: np.einsum("...kk,lm->...lm", E, np.eye(d) / d))
 
     def differences(self, name: str, heads: Sequence[int]) -> Array:
         """Return an orthonormal basis (size, count) of the differences of some heads."""
-        each = np.moveaxis(self.arrays(np.eye(self.size))[name], 0, -1)
-        apart = np.zeros_like(each)
-        some = each[..., heads, :, :, :]
-        apart[..., heads, :, :, :] = some - some.mean(axis=-4, keepdims=True)
-        return self._basis(name, apart)
 
-    def _basis(self, name: str, arrays: Array) -> Array:
-        """Return an orthonormal basis of the span of arrays (*shape, count) in coordinates."""
-        vectors = np.zeros((self.size, arrays.shape[-1]))
-        vectors[self.index[name]] = arrays
-        symmetric = np.abs(vectors[self.index[name]] - arrays).max(
-            axis=tuple(range(arrays.ndim - 1))
-        )
-        vectors = vectors[:, symmetric < 1e-12]
-        left, sizes, _ = np.linalg.svd(vectors, full_matrices=False)
-        return np.asarray(left[:, sizes > 1e-9])
+        def apart(E: Array) -> Array:
+            changed, some = np.zeros_like(E), E[..., heads, :, :]
+            changed[..., heads, :, :] = some - some.mean(axis=-3, keepdims=True)
+            return changed
+
+        return self._kept(name, apart)
+
+    def _kept(self, name: str, project: Callable[[Array], Array]) -> Array:
+        """Return an orthonormal basis (size, count) of what a projection of a parameter keeps."""
+        images = project(self.arrays(np.eye(self.size))[name])
+        values, vectors = np.linalg.eigh([self.cotangent({name: image}) for image in images])
+        return np.asarray(vectors[:, values > 1 - 1e-9])
 
 
 # The runs

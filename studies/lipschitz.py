@@ -12,7 +12,7 @@ constants, and the exponent of `wflow.stability`: docs/theory/chaos.md.
 [CAP] Castin, Ablin, Peyré, How Smooth Is Attention?, arXiv 2312.14820.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,7 @@ def layers(flags: Lipschitz) -> "study.Dataset":
 
 def runs(flags: Lipschitz) -> "study.Dataset":
     """Return the logarithmic growth of W_2 and what bounds it, of every run."""
-    times = np.linspace(0, flags.t_final, flags.times)
-    steps = np.rint(times / flags.dt) * flags.dt
+    times = np.unique(np.rint(np.linspace(0, flags.t_final, flags.times) / flags.dt)) * flags.dt
 
     def one(direction: study.Direction, beta: float, count: int, path: int) -> list[float]:
         heads = study.initial_heads(flags.seed + path, count, flags.d)
@@ -123,7 +122,7 @@ def runs(flags: Lipschitz) -> "study.Dataset":
         x0 = wflow.tokens.uniform(flags.tokens, flags.d, seed=flags.seed + path)
         way = wflow.lipschitz(x0, heads, tolerance=TOLERANCE).direction
         other = np.random.default_rng([flags.seed, path]).standard_normal(x0.shape)
-        save = wflow.SaveAt(snapshots=steps, budget=False)
+        save = wflow.SaveAt(snapshots=times, budget=False)
 
         def run(x: Any) -> "study.Dataset":
             return wflow.solve(
@@ -139,7 +138,7 @@ def runs(flags: Lipschitz) -> "study.Dataset":
             growth.append(np.log(distance[1:] / distance[0]).max())
         local = [constant(x, heads) for x in reference["tokens"].values[0]]
         bound = float(stability.exponent(reference)[0, -1])
-        return [max(growth), float(np.trapezoid(local, steps)), bound]
+        return [max(growth), float(np.trapezoid(local, times)), bound]
 
     def measure(direction: study.Direction, beta: float, heads: int) -> dict[str, Any]:
         found = np.array([one(direction, beta, heads, path) for path in range(flags.paths)])
@@ -218,7 +217,7 @@ def findings(flags: Lipschitz, layer: "study.Dataset", run: "study.Dataset") -> 
                 f"β = {beta:g}: " + ", ".join(f"{value:.2f}" for value in of)
                 for beta, of in zip(flags.betas, mean, strict=True)
             ) + f" for H = {', '.join(map(str, flags.heads))}, along the runs",
-            np.diff(mean[:, np.argsort(flags.heads)]) < 0,
+            np.diff(mean) < 0,
         ),
     ]  # fmt: skip
 
@@ -285,6 +284,10 @@ def figure(flags: Lipschitz, layer: "study.Dataset", run: "study.Dataset") -> "s
 
 def main() -> None:
     flags = study.command_line(Lipschitz, __doc__)
+    flags = replace(
+        flags, n=tuple(sorted(flags.n)), betas=tuple(sorted(flags.betas)),
+        heads=tuple(sorted(flags.heads)),
+    )  # fmt: skip
     with study.session("lipschitz", flags) as session:
         layer, run = layers(flags), runs(flags)
         session.finish(

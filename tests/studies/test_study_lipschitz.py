@@ -4,11 +4,26 @@ import pytest
 
 from wflow import InputError
 
-FLAGS = ["--n", "8", "16", "64", "--betas", "1", "2", "--heads", "1", "8", "--paths", "2"]
+FLAGS = [
+    "--n",
+    "64",
+    "8",
+    "16",
+    "--betas",
+    "1",
+    "2",
+    "--heads",
+    "1",
+    "8",
+    "--t-final",
+    "0.1",
+    "--paths",
+    "2",
+]
 
 
 def test_study_compares_constants_with_closed_form_and_bounds(run_study):
-    done = run_study("lipschitz", *FLAGS, "--tokens", "6", "--times", "3")
+    done = run_study("lipschitz", *FLAGS, "--tokens", "6", "--times", "100")
     assert done.verdicts("tokens opposite") == ["consistent"]
     assert done.verdicts("at most of order") == ["inconclusive"]  # no moderate n for these heads
     assert done.verdicts("for large n") == ["confirmed"]

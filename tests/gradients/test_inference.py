@@ -200,6 +200,23 @@ def test_residuals_beyond_the_noise_are_warned_of():
         fit(y, TIMES, Frozen(), heads=HEADS[:1], x0=X, noise=0.01, starts=1, dt=0.1)
 
 
+def test_a_bootstrap_agrees_where_the_run_is_nearly_linear(cases):
+    """Of symmetric heads with a given noise; --long: more, also with tokens estimated."""
+    D = MEAN[None]
+    for given, count in cases([(True, 20)], [(True, 200), (False, 200)]):
+        y = observe(X[:1], Frozen(), D, noise=0.005, dt=0.2)
+        call = {"heads": D, "symmetric": True, "x0": X[0] if given else None}
+        both = [
+            fit(y, TIMES, Frozen(), resamples=b, level=0.8, starts=1, dt=0.2, **call)
+            for b in (0, count)
+        ]
+        assert np.array_equal(both[0].heads, both[1].heads)
+        first, second = (np.diff(one.intervals["heads"], axis=-1) for one in both)
+        assert 0.5 < np.mean(second / first) < 1.5
+        value, low, high = both[1].combination({"heads": np.eye(3)[None]})
+        assert low < value < high
+
+
 OFF, NAN = 1.1 * X[:, None], np.full((3, 1, 12, 3), np.nan)
 OU = OrnsteinUhlenbeck(MEAN)
 
@@ -227,6 +244,9 @@ OU = OrnsteinUhlenbeck(MEAN)
         ({"heads": HEADS, "symmetric": True}, "not symmetric"),
         ({"noise": 0.0}, "noise"),
         ({"level": 1.0}, "level"),
+        ({"resamples": 39}, "resamples is 39"),
+        ({"resamples": 10**12}, "memory"),
+        ({"resamples": -1}, "resamples"),
         ({"scheme": "dopri5"}, "steps of equal length"),
         ({"heads": 100}, "do not decide"),
         ({"observed": X[:1, None, :3], "x0": X[:1, :3], "symmetric": True}, "and the noise"),

@@ -33,6 +33,7 @@ PARTICLES = {
     "--paths 8",
     "equilibria": "--n 4 --paths 2 --sizes 2 3 --t-final 20",
     "jko": f"{FLOWS} --taus 0.03125 0.015625 --t-final 0.25 --dt 0.0078125",
+    "lipschitz": "--n 4 8 16 --betas 1 2 --heads 1 2 --paths 2 --tokens 4 --times 2",
     "long_time": "--n 10 --t-final 24 --dt 0.1 --noisy-dt 0.1 --noisy-heads 2 8 --spread-heads 2 "
     "--heads 2 --paths 4",
     "mean_field_equation": "--preset smoke",

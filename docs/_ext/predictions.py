@@ -44,7 +44,8 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "",
         ("ou_heads", "oscillating_heads", "edi_defect", "metric", "jko", "long_time",
          "stability_tokens", "stability_weights", "clustering", "spectrum", "equilibria",
-         "mean_field_limit", "mean_field_large", "noisy_tokens", "chaos", "inference", "steering"),
+         "mean_field_limit", "mean_field_large", "noisy_tokens", "chaos", "lipschitz", "inference",
+         "steering"),
     ),
     (
         "The mean-field equation",
@@ -79,7 +80,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("pontryagin_resnet", "pontryagin_gpt", "nanogpt_sizes"),
     ),
 )  # fmt: skip
-PAPERS = ("mht", "glpr", "bkkrw", "rwpo", "ott", "gptoc", "lcte2018")
+PAPERS = ("mht", "glpr", "bkkrw", "rwpo", "ott", "gptoc", "lcte2018", "cap")
 # Rows of the README: findings of a study, the place of one in them, and its claim in plain text.
 MAIN = (
     ("ou_heads", 0, "Ornstein-Uhlenbeck heads: G² decays like H^s, s within 0.1 of -1"),

@@ -191,8 +191,8 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
     add("", "lipschitz", x=X, heads=D)
     exact = {**flow, "scheme": "euler", "causal": False, "compute": wflow.Compute(), "seed": 0}
     add("inference", "fit", observed=np.stack([X, X]), times=[0.1, 0.2], law=Frozen(), heads=D[:1],
-        estimate=["heads"], symmetric=True, x0=X, noise=1.0, level=0.9, resolution=1.0, starts=1,
-        dt=0.1, **exact)
+        estimate=["heads"], symmetric=True, x0=X, noise=1.0, level=0.5, resamples=4, resolution=1.0,
+        starts=1, dt=0.1, **exact)
     add("control", "steer", x0=X, target=X, heads=D, pieces=2, penalty=0.1, symmetric=True,
         t_final=0.2, dt=0.1, iterations=2, tolerance=1e-3, **exact)
     add("losses", "Tokens, W2", target=X)

@@ -464,18 +464,70 @@ def test_a_run_is_a_function_of_torch():
         once.sum().backward()
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_run_is_a_function_of_the_parameters_of_its_law(exact):
+    torch = pytest.importorskip("torch")
+    law, run = ou(exact=exact), wflow.interop.torch(OrnsteinUhlenbeck(np.eye(D_)), **RUN)
+    if exact:
+        run = wflow.interop.torch(OrnsteinUhlenbeck(np.eye(D_), exact=True), **RUN)
+    given = {
+        name: torch.tensor(getattr(law, name), requires_grad=True, dtype=torch.float64)
+        for name in ("mean", "rate", "sigma2")
+    }
+    tokens = run(torch.tensor(X), torch.tensor(START), **given)
+    (((tokens - torch.tensor(TARGET)) ** 2).sum() / (PATHS * N)).backward()
+    found = wflow.gradient(X, law, heads=START, loss=LOSS, **RUN)
+    for name, of in given.items():
+        assert np.allclose(of.grad.numpy(), found.law[name], rtol=1e-12)
+
+
+def test_a_run_is_a_function_of_the_tables_of_a_schedule():
+    torch = pytest.importorskip("torch")
+    table = np.stack([START, 2 * START])
+    law = Schedule([0.0, 0.5], table)
+    run = wflow.interop.torch(Schedule([0.0, 0.5], 0 * table), **RUN)
+    scores = torch.tensor(table, requires_grad=True)
+    (
+        ((run(torch.tensor(X), scores=scores) - torch.tensor(TARGET)) ** 2).sum() / (PATHS * N)
+    ).backward()
+    assert np.allclose(
+        scores.grad, wflow.gradient(X, law, loss=LOSS, **RUN).law["scores"], rtol=1e-12
+    )
+
+
+def test_parameters_that_a_law_does_not_have_are_refused():
+    torch = pytest.importorskip("torch")
+    x0, heads, one = torch.tensor(X), torch.tensor(START), torch.tensor(1.0, requires_grad=True)
+    run = wflow.interop.torch(ou(), **RUN)
+    for name, value in (("amplitude", one), ("name", one), ("rate", -one), ("mean", one)):
+        with pytest.raises(InputError):
+            run(x0, heads, **{name: value})
+    with pytest.raises(InputError, match="tensor"):
+        run(x0, heads, rate=1.0)
+    still = run(x0, heads, sigma2=0 * one)
+    with pytest.raises(InputError, match="no derivatives by sigma2"):
+        still.sum().backward()
+    with pytest.raises(InputError, match="no parameter"):
+        wflow.interop.torch(Frozen(), **RUN)(x0, heads, rate=one)
+
+
 def test_a_run_is_a_function_of_jax():
     jax = pytest.importorskip("jax")
     with jax.enable_x64(True):
         run = jax.jit(wflow.interop.jax(ou(), **RUN))
 
-        def value(x0, heads):
-            return ((run(x0, heads) - TARGET) ** 2).sum() / (PATHS * N)
+        def value(x0, heads, **law):
+            return ((run(x0, heads, **law) - TARGET) ** 2).sum() / (PATHS * N)
 
         of_x0, of_heads = jax.grad(value, (0, 1))(jax.numpy.array(X), jax.numpy.array(START))
         found = wflow.gradient(X, ou(), heads=START, loss=LOSS, **RUN)
         assert np.allclose(of_x0, found.x0, rtol=1e-12)
         assert np.allclose(of_heads, found.initial_heads.sum(axis=0), rtol=1e-12)
+        of_law = jax.grad(lambda law: value(X, START, **law))(
+            {"mean": ou().mean, "rate": ou().rate}
+        )
+        assert np.allclose(of_law["mean"], found.law["mean"], rtol=1e-12)
+        assert np.allclose(of_law["rate"], found.law["rate"], rtol=1e-12)
         fixed = wflow.interop.jax(ou(), heads=START, **RUN)
         (of_x0,) = jax.vjp(fixed, jax.numpy.array(X))[1](2 / (PATHS * N) * (fixed(X) - TARGET))
         assert np.allclose(of_x0, found.x0, rtol=1e-12)

@@ -148,6 +148,26 @@ def test_directions_off_the_span_of_the_tokens_are_named():
     assert found.combination({"heads": D})[0] == pytest.approx(2.0, abs=1e-4)
 
 
+def test_names_and_errors_do_not_depend_on_the_axes():
+    x0, errors = np.zeros((12, 3)), []
+    x0[:, :2] = wflow.tokens.uniform(12, 2, seed=0)
+    for Q in (np.eye(3), np.linalg.qr(RNG.standard_normal((3, 3)))[0]):
+        D, x = (Q @ np.diag([1.0, -1.0, 0.0]) @ Q.T)[None], wflow.sphere.as_tokens(x0 @ Q.T)
+        D = (D + D.swapaxes(1, 2)) / 2
+        found = fit(
+            observe(x, Frozen(), D), TIMES, Frozen(), heads=D, symmetric=True, x0=x, noise=0.01,
+            starts=1, dt=0.1,
+        )  # fmt: skip
+        assert [(each.name, each.count) for each in found.undecided] == [
+            ("parts of heads off the span of the tokens", 1)
+        ]
+        (E,) = found.undecided[0].directions["heads"]
+        assert np.linalg.norm(E) == pytest.approx(1.0)
+        value, low, high = found.combination({"heads": (Q @ np.diag([1.0, 1.0, 0.0]) @ Q.T)[None]})
+        errors.append((high - low, value))
+    assert errors[0] == pytest.approx(errors[1], rel=1e-3, abs=1e-6)
+
+
 def test_heads_that_are_equal_enter_by_their_average():
     """Also with noise, which makes the information at the estimate regular."""
     D = np.stack([MEAN, MEAN])
@@ -180,6 +200,23 @@ def test_residuals_beyond_the_noise_are_warned_of():
         fit(y, TIMES, Frozen(), heads=HEADS[:1], x0=X, noise=0.01, starts=1, dt=0.1)
 
 
+def test_a_bootstrap_agrees_where_the_run_is_nearly_linear(cases):
+    """Of symmetric heads with a given noise; --long: more, also with tokens estimated."""
+    D = MEAN[None]
+    for given, count in cases([(True, 20)], [(True, 200), (False, 200)]):
+        y = observe(X[:1], Frozen(), D, noise=0.005, dt=0.2)
+        call = {"heads": D, "symmetric": True, "x0": X[0] if given else None}
+        both = [
+            fit(y, TIMES, Frozen(), resamples=b, level=0.8, starts=1, dt=0.2, **call)
+            for b in (0, count)
+        ]
+        assert np.array_equal(both[0].heads, both[1].heads)
+        first, second = (np.diff(one.intervals["heads"], axis=-1) for one in both)
+        assert 0.5 < np.mean(second / first) < 1.5
+        value, low, high = both[1].combination({"heads": np.eye(3)[None]})
+        assert low < value < high
+
+
 OFF, NAN = 1.1 * X[:, None], np.full((3, 1, 12, 3), np.nan)
 OU = OrnsteinUhlenbeck(MEAN)
 
@@ -207,6 +244,9 @@ OU = OrnsteinUhlenbeck(MEAN)
         ({"heads": HEADS, "symmetric": True}, "not symmetric"),
         ({"noise": 0.0}, "noise"),
         ({"level": 1.0}, "level"),
+        ({"resamples": 39}, "resamples is 39"),
+        ({"resamples": 10**12}, "memory"),
+        ({"resamples": -1}, "resamples"),
         ({"scheme": "dopri5"}, "steps of equal length"),
         ({"heads": 100}, "do not decide"),
         ({"observed": X[:1, None, :3], "x0": X[:1, :3], "symmetric": True}, "and the noise"),

@@ -292,9 +292,6 @@ def steer(
     )
 
 
-vars(steer).update(Steering=Steering)
-
-
 def _table(heads: Any, pieces: int, d: int, symmetric: bool, seed: int) -> Array:
     """Return the heads that the search starts from, (pieces, heads, d, d)."""
     table = reals(heads, "heads")

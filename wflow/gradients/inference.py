@@ -6,8 +6,9 @@ Least squares between a run and the observations, with derivatives by `wflow.gra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -28,6 +29,7 @@ from wflow._core.checks import (
     whole,
 )
 from wflow._core.errors import AccuracyWarning, BlowUpError, InputError, warn
+from wflow._core.memory import check_memory
 from wflow._core.reprs import ShortResult
 from wflow._core.rng import INITIAL_HEADS, CounterNormals
 from wflow._core.tableaux import Tableau
@@ -39,7 +41,7 @@ from wflow.heads.laws import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck, Schedule
 from wflow.heads.matrices import is_symmetric
 from wflow.particles.options import Compute, SaveAt
 from wflow.particles.solver import solve
-from wflow.sphere.geometry import as_tokens, normalise_unchecked
+from wflow.sphere.geometry import as_tokens, normalise_unchecked, project_unchecked
 
 __all__ = ["Fit", "Undecided", "fit"]
 
@@ -157,7 +159,7 @@ class Fit(ShortResult):
     freedom: int
     level: float
     converged: bool
-    _solution: tuple[_Space, Array, _Spectrum, float] = field(init=False, repr=False)
+    _solution: _Solution
 
     def combination(self, weights: Mapping[str, ArrayLike]) -> tuple[float, float, float]:
         """Return a linear combination of the parameters, and the ends of its interval.
@@ -191,11 +193,8 @@ class Fit(ShortResult):
         """
         if not isinstance(weights, Mapping):
             raise InputError(f"weights are {shown(weights)}: expected a dict, parameter -> weights")
-        space, theta, spectrum, quantile = self._solution
-        w = space.weights(weights)
-        error = spectrum.error(w)
-        value = float(w @ theta) + 0 * error  # NaN where it is not decided
-        return value, value - quantile * error, value + quantile * error
+        value, low, high = self._solution.interval(self._solution.space.weights(weights))
+        return value, low, high
 
 
 def fit(
@@ -209,6 +208,7 @@ def fit(
     x0: ArrayLike | None = None,
     noise: float | None = None,
     level: float = 0.95,
+    resamples: int = 0,
     resolution: float = 0.5,
     starts: int = 4,
     dt: float,
@@ -246,6 +246,9 @@ def fit(
         the residuals.
     level : float, default 0.95
         Coverage of the intervals, between 0 and 1.
+    resamples : int, default 0
+        Number of data sets that are drawn at the estimate and fitted again, a parametric bootstrap
+        of the intervals: at least 2/(1 - level). 0 makes them from the Hessian.
     resolution : float, default 0.5
         Standard error, of a combination of the parameters of unit length, above which it counts as
         undecided. Entries of heads are logarithms of attention weights.
@@ -307,7 +310,10 @@ def fit(
     eigenvector of F is undecided if its standard error exceeds `resolution`, or if its eigenvalue
     is rounding; so are differences of heads whose mean fits as well, by a likelihood-ratio test at
     5 %. All else is local. Intervals are Gaussian for a given noise, of Student for an estimated
-    one [1]_, and hold for one order of the heads: any other fits as well.
+    one [1]_, and hold for one order of the heads: any other fits as well. With `resamples` they
+    reach from the estimate to quantiles of what the estimates from simulated observations are off
+    by, the other way round: those of runs that are not linear over a standard error. What is
+    undecided is the same.
 
     In the theory: :ref:`inference <theory-inference>`.
 
@@ -337,6 +343,9 @@ def fit(
     level = number(level, "level")
     if not 0 < level < 1:
         raise InputError(f"level is {level:g}: expected a number between 0 and 1")
+    if (resamples := whole(resamples, "resamples", least=0)) and resamples < round(2 / (1 - level)):
+        raise InputError(f"resamples is {resamples}: expected 0, or 2/(1 - level) or more")
+    check_memory(8 * resamples * model.size, f"a bootstrap of {resamples} resamples", "take fewer")
     resolution = positive(resolution, "resolution")
     found = []
     for start in model.starts(whole(starts, "starts"), seed):
@@ -351,10 +360,7 @@ def fit(
     if not found:
         raise failure
     best = min(found, key=lambda each: each.squares)
-    return _result(model, best, known, level)
-
-
-vars(fit).update(Fit=Fit, Undecided=Undecided)
+    return _result(model, best, known, level, resamples, seed)
 
 
 # The parameters
@@ -362,41 +368,44 @@ vars(fit).update(Fit=Fit, Undecided=Undecided)
 
 
 class _Space:
-    """Parameters as one vector: each entry of a parameter is one of its coordinates.
+    """Parameters as one vector, in coordinates whose lengths are those of the matrices.
 
     Attributes
     ----------
     index : parameter -> number of the coordinate of each entry; those of symmetric matrices share
+    scale : parameter -> what each entry is of its coordinate: the root of 1/2 where two share it
     size : number of coordinates
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], symmetric: Mapping[str, bool]):
         self.index: dict[str, NDArray[np.int64]] = {}
+        self.scale: dict[str, Array] = {}
         self.size = 0
         for name, shape in shapes.items():
             numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
             if symmetric[name]:
                 numbers = np.minimum(numbers, numbers.swapaxes(-1, -2))
-            distinct, places = np.unique(numbers, return_inverse=True)
+            _, places, shared = np.unique(numbers, return_inverse=True, return_counts=True)
             self.index[name] = self.size + places.reshape(shape)
-            self.size += len(distinct)
+            self.scale[name] = shared[places].reshape(shape) ** -0.5
+            self.size += len(shared)
 
     def arrays(self, theta: Array) -> dict[str, Array]:
         """Return the entries of vectors (..., size), by parameter."""
-        return {name: theta[..., index] for name, index in self.index.items()}
+        return {name: theta[..., index] * self.scale[name] for name, index in self.index.items()}
 
     def vector(self, arrays: Mapping[str, Any]) -> Array:
         """Return the coordinates of given parameters."""
         theta = np.zeros(self.size)
         for name, index in self.index.items():
-            theta[index] = arrays[name]
+            theta[index] = arrays[name] / self.scale[name]
         return theta
 
     def cotangent(self, arrays: Mapping[str, Any]) -> Array:
         """Return derivatives by the coordinates, from those by free entries of some parameters."""
         total = np.zeros(self.size)
         for name, values in arrays.items():
-            np.add.at(total, self.index[name], values)
+            np.add.at(total, self.index[name], values * self.scale[name])
         return total
 
     def weights(self, given: Mapping[str, ArrayLike]) -> Array:
@@ -419,40 +428,35 @@ class _Space:
         d = tokens.shape[-1]
         _, sizes, axes = np.linalg.svd(tokens.reshape(-1, d), full_matrices=False)
         off = axes[sizes < 1e-6 * sizes[0]]
-        matrices = {name: index for name, index in self.index.items() if index.ndim}
-        for name, index in matrices.items():
-            if len(off):
-                flat = np.eye(index.size).reshape(*index.shape, index.size)
-                acting = np.einsum("...klc,lm->...kmc", flat, off.T @ off)
-                yield f"parts of {name} off the span of the tokens", self._basis(name, acting)
+        matrices = [name for name, index in self.index.items() if index.ndim]
+        for name in matrices:
+            what = f"parts of {name} off the span of the tokens"
+            yield what, self._kept(name, lambda E: E @ (off.T @ off))
         for name, index in self.index.items():
             own = np.isin(np.arange(self.size), index) & (columns == 0)
             what = f"entries of {name} that no observation depends on" if index.ndim else name
             yield what, np.eye(self.size)[:, own]
-        for name, index in matrices.items():
-            flat = np.eye(index.size).reshape(*index.shape, index.size)
-            yield f"antisymmetric parts of {name}", self._basis(name, flat - flat.swapaxes(-2, -3))
-            identity = np.einsum("...kkc,lm->...lmc", flat, np.eye(d))
-            yield f"multiples of the identity in {name}", self._basis(name, identity)
+        for name in matrices:
+            what = f"antisymmetric parts of {name}"
+            yield what, self._kept(name, lambda E: (E - E.swapaxes(-1, -2)) / 2)
+            what = f"multiples of the identity in {name}"
+            yield what, self._kept(name, lambda E: np.einsum("...kk,lm->...lm", E, np.eye(d) / d))
 
     def differences(self, name: str, heads: Sequence[int]) -> Array:
         """Return an orthonormal basis (size, count) of the differences of some heads."""
-        each = np.moveaxis(self.arrays(np.eye(self.size))[name], 0, -1)
-        apart = np.zeros_like(each)
-        some = each[..., heads, :, :, :]
-        apart[..., heads, :, :, :] = some - some.mean(axis=-4, keepdims=True)
-        return self._basis(name, apart)
 
-    def _basis(self, name: str, arrays: Array) -> Array:
-        """Return an orthonormal basis of the span of arrays (*shape, count) in coordinates."""
-        vectors = np.zeros((self.size, arrays.shape[-1]))
-        vectors[self.index[name]] = arrays
-        symmetric = np.abs(vectors[self.index[name]] - arrays).max(
-            axis=tuple(range(arrays.ndim - 1))
-        )
-        vectors = vectors[:, symmetric < 1e-12]
-        left, sizes, _ = np.linalg.svd(vectors, full_matrices=False)
-        return np.asarray(left[:, sizes > 1e-9])
+        def apart(E: Array) -> Array:
+            changed, some = np.zeros_like(E), E[..., heads, :, :]
+            changed[..., heads, :, :] = some - some.mean(axis=-3, keepdims=True)
+            return changed
+
+        return self._kept(name, apart)
+
+    def _kept(self, name: str, project: Callable[[Array], Array]) -> Array:
+        """Return an orthonormal basis (size, count) of what a projection of a parameter keeps."""
+        images = project(self.arrays(np.eye(self.size))[name])
+        values, vectors = np.linalg.eigh([self.cotangent({name: image}) for image in images])
+        return np.asarray(vectors[:, values > 1 - 1e-9])
 
 
 # The runs
@@ -730,8 +734,7 @@ def _search(
     within : orthonormal directions (size, count) of the search; the spectrum is in theirs
     """
     within = np.eye(model.space.size) if within is None else within
-    size, own = within.shape
-    for last in [False] * _ROUNDS + [True]:
+    for searched in range(_ROUNDS + 1):
         tokens = model.run(theta)
         rest = (model.observed - tokens).ravel()
         squares = float(rest @ rest)
@@ -746,37 +749,44 @@ def _search(
         decrement = float(np.sum(slopes[resolved] ** 2 / values[resolved]))
         if Q is not None:
             decrement += float(rest @ model.along(Q, rest)) / noise**2
-        if decrement < _DECREMENT or last:
+        if decrement < _DECREMENT or searched == _ROUNDS:
             break
         # Coordinates of unit curvature; where it is flat a unit matrix bounds the step.
         scale = 1 / np.sqrt(1 + values)
-        change, farthest = within @ V * scale, _FARTHEST / scale
-
-        def moved(z: Array, theta: Array = theta, change: Array = change) -> Array:
-            return theta + np.append(change @ z[:own], noise * z[own:])  # noqa: B023
-
-        def loss(z: Array, moved: Any = moved, change: Array = change) -> tuple[float, Array]:
-            value, slope = model.loss(moved(z))
-            along = np.append(change.T @ slope[:size], noise * slope[size:])  # noqa: B023
-            return value / noise**2, along / noise**2  # noqa: B023
-
-        bounds = [(-far, far) for far in [*farthest, *np.full(model.extra, _FARTHEST / noise)]]
-        found = least(
-            loss,
-            np.zeros(own + model.extra),
-            bounds=bounds,
-            maxiter=_ITERATIONS,
-            ftol=1e-15,
-            gtol=1e-4,
-        )
-        theta = moved(found.x)
+        theta = _descend(model, theta, within @ V * scale, _FARTHEST / scale, noise)
     if known is not None:
         values, noise = values * (noise / known) ** 2, known
     return _Found(
         theta, squares, noise, freedom,
-        _Spectrum(values, V, resolved, resolution, np.zeros((own, 0))), J, tokens,
+        _Spectrum(values, V, resolved, resolution, np.zeros((len(values), 0))), J, tokens,
         decrement < _DECREMENT,
     )  # fmt: skip
+
+
+def _descend(model: _Model, theta: Array, change: Array, farthest: Array, noise: float) -> Array:
+    """Return where L-BFGS-B ends from theta, over multiples of the columns (size, count) of change.
+
+    Parameters
+    ----------
+    farthest : of the multiples
+    noise : unit of the coordinates of initial tokens
+    """
+    size, count = change.shape
+
+    def moved(z: Array) -> Array:
+        return theta + np.append(change @ z[:count], noise * z[count:])
+
+    def loss(z: Array) -> tuple[float, Array]:
+        value, slope = model.loss(moved(z))
+        along = np.append(change.T @ slope[:size], noise * slope[size:])
+        return value / noise**2, along / noise**2
+
+    ends = np.append(farthest, np.full(model.extra, _FARTHEST / noise))
+    found = least(
+        loss, np.zeros(len(ends)), bounds=np.stack([-ends, ends], axis=1), maxiter=_ITERATIONS,
+        ftol=1e-15, gtol=1e-4,
+    )  # fmt: skip
+    return moved(found.x)
 
 
 def _unlikely(found: _Found) -> bool:
@@ -851,7 +861,47 @@ def _check_run(model: _Model, best: _Found) -> None:
         )
 
 
-def _result(model: _Model, best: _Found, known: float | None, level: float) -> Fit:
+@dataclass(frozen=True)
+class _Solution:
+    """What intervals are made of: the estimate (size,), and how far estimates are off.
+
+    quantile : of a standard error
+    shifts : differences (count, size) of estimates from simulated observations; None without
+    """
+
+    space: _Space
+    theta: Array
+    spectrum: _Spectrum
+    level: float
+    quantile: float
+    shifts: Array | None
+
+    def interval(self, weights: Array) -> tuple[float, float, float]:
+        """Return a combination, lower and upper end; NaN where it is not decided."""
+        error = self.spectrum.error(weights)
+        value = float(weights @ self.theta) + 0 * error
+        if self.shifts is None:
+            return value, value - self.quantile * error, value + self.quantile * error
+        ends = (1 + self.level) / 2, (1 - self.level) / 2
+        low, high = value - np.quantile(self.shifts @ weights, ends)
+        return value, float(low), float(high)
+
+
+def _shifts(model: _Model, best: _Found, known: float | None, count: int, seed: int) -> Array:
+    """Return how far estimates from observations that are drawn at the estimate are off it."""
+    again, normals, x = copy(model), CounterNormals(seed), best.tokens
+    found = []
+    for k in range(count):
+        drawn = normals.draw(x.shape, path=k, step=2, purpose=INITIAL_HEADS)
+        again.observed = normalise_unchecked(x + best.noise * project_unchecked(x, drawn))
+        each = _search(again, best.theta, known, best.spectrum.resolution)
+        found.append(each.theta[: model.space.size] - best.theta[: model.space.size])
+    return np.array(found)
+
+
+def _result(
+    model: _Model, best: _Found, known: float | None, level: float, count: int, seed: int
+) -> Fit:
     from scipy.special import ndtri, stdtrit
 
     _check_run(model, best)
@@ -871,14 +921,17 @@ def _result(model: _Model, best: _Found, known: float | None, level: float) -> F
         )
     upper = (1 + level) / 2
     quantile = float(ndtri(upper) if known else stdtrit(best.freedom, upper))
-    errors = np.array([spectrum.error(row) for row in np.eye(space.size)])
-    values = space.arrays(theta + 0 * errors)  # NaN where it is not decided
-    low, high = space.arrays(theta - quantile * errors), space.arrays(theta + quantile * errors)
-    intervals = {name: np.stack([low[name], high[name]], axis=-1) for name in values}
+    shifts = _shifts(model, best, known, count, seed) if count else None
+    solution = _Solution(space, theta, spectrum, level, quantile, shifts)
+    each = np.array([solution.interval(row) for row in np.eye(space.size)])
+    values = space.arrays(each[:, 0])
+    intervals = {
+        name: np.moveaxis(ends, 0, -1) for name, ends in space.arrays(each[:, 1:].T).items()
+    }
     if "rate" in values:
         values["rate"], intervals["rate"] = np.exp(values["rate"]), np.exp(intervals["rate"])
     law, heads, x0 = model.arguments(best.theta)
-    found = Fit(
+    return Fit(
         parameters=values,
         intervals=intervals,
         undecided=tuple(_named(space, equal, best)),
@@ -890,9 +943,8 @@ def _result(model: _Model, best: _Found, known: float | None, level: float) -> F
         freedom=best.freedom,
         level=level,
         converged=best.converged,
+        _solution=solution,
     )
-    object.__setattr__(found, "_solution", (space, theta, spectrum, quantile))
-    return found
 
 
 def _named(space: _Space, equal: Mapping[str, Array], best: _Found) -> Iterable[Undecided]:

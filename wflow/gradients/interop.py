@@ -13,7 +13,7 @@ from wflow._core.checks import shown
 from wflow._core.errors import InputError
 from wflow._core.extras import required
 from wflow.gradients.adjoint import Gradient, Trajectory, differentiable_problem
-from wflow.heads.laws import HeadLaw
+from wflow.heads.laws import HeadLaw, law_config, law_from_config
 from wflow.heads.process import as_law
 from wflow.particles.problem import problem_of
 from wflow.sphere.geometry import as_tokens
@@ -31,12 +31,30 @@ def _check(law: HeadLaw, arguments: dict[str, Any]) -> None:
     signature(problem_of).bind(None, law, **arguments)
 
 
-def _run(law: HeadLaw, arguments: dict[str, Any], x0: Any, heads: Any) -> Trajectory:
-    """Return the run from these tokens, and from these heads unless they are None.
+def _with(law: HeadLaw, parameters: dict[str, Any]) -> HeadLaw:
+    """Return the law with other values of some of its parameters."""
+    if not parameters:
+        return law
+    config = law_config(law)
+    for name in parameters:
+        if name not in config or "fingerprint" in config:
+            raise InputError(
+                f"{type(law).__name__} has no parameter {name!r} of which a run is a function: "
+                "expected parameters in `law` of wflow.gradient"
+            )
+    values = {name: np.asarray(of, np.float64).tolist() for name, of in parameters.items()}
+    return law_from_config(config | values)
+
+
+def _run(
+    law: HeadLaw, arguments: dict[str, Any], x0: Any, heads: Any, parameters: dict[str, Any]
+) -> Trajectory:
+    """Return the run from these tokens, from these heads unless they are None, under this law.
 
     Tokens that an optimizer moves leave the sphere, and are put on it without a warning.
     """
     own = {} if heads is None else {"heads": np.asarray(heads, np.float64)}
+    law = _with(law, parameters)
     return Trajectory(differentiable_problem(as_tokens(x0), law, **arguments, **own))
 
 
@@ -48,6 +66,15 @@ def _of_heads(found: Gradient, law: HeadLaw) -> NDArray[np.floating]:
             "initial heads of this law"
         )
     return found.initial_heads.sum(axis=0)
+
+
+def _of_parameter(found: Gradient, name: str) -> NDArray[np.floating]:
+    if name not in found.law:
+        raise InputError(
+            f"there are no derivatives by {name} at this value: those known are by "
+            f"{', '.join(found.law) or 'no parameter'}"
+        )
+    return np.asarray(found.law[name])
 
 
 def torch(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
@@ -63,16 +90,19 @@ def torch(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
     Returns
     -------
     callable
-        Function of initial tokens x0 (n, d) or (paths, n, d), and of initial heads (heads, d, d)
-        if `heads` is not among the arguments. It returns the tokens at the snapshots, (paths,
-        snapshots, n, d) in double precision, and is differentiable by both.
+        Function of initial tokens x0 (n, d) or (paths, n, d), of initial heads (heads, d, d) if
+        `heads` is not among the arguments, and by keyword of parameters of the law that
+        `wflow.gradient` has in `law`, such as ``mean=``, in the place of those of `law`. It returns
+        the tokens at the snapshots, (paths, snapshots, n, d) in double precision, and is
+        differentiable by all of them. A mean is symmetric, its derivatives are those of free
+        entries: write it as A + A^T of the matrix A that an optimizer moves.
 
     Raises
     ------
     InputError
         Without torch, and for what `wflow.gradient` does not take; when the function is called for
-        anything but tensors, for derivatives by initial heads of a custom law, and for second
-        derivatives.
+        anything but tensors, for parameters that the law does not have, for derivatives by initial
+        heads of a custom law, and for second derivatives.
     TypeError
         For names that are not arguments of a run.
 
@@ -105,29 +135,37 @@ def torch(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
         """The run, whose derivatives are its adjoint."""
 
         @staticmethod
-        def forward(ctx: Any, x0: Any, heads: Any) -> Any:
-            ctx.x0, start = (
+        def forward(ctx: Any, names: Any, *like: Any) -> Any:
+            ctx.x0, heads, *values = (
                 None if given is None else given.detach().cpu().numpy().astype(np.float64)
-                for given in (x0, heads)
+                for given in like
             )
-            ctx.run, ctx.like = _run(law, arguments, ctx.x0, start), (x0, heads)
-            return lib.from_numpy(ctx.run.tokens).to(x0.device)
+            ctx.names, ctx.like = names, like
+            ctx.run = _run(law, arguments, ctx.x0, heads, dict(zip(names, values, strict=True)))
+            return lib.from_numpy(ctx.run.tokens).to(like[0].device)
 
         @staticmethod
         def backward(ctx: Any, of_tokens: Any) -> Any:
-            x0, heads = ctx.like
             cotangents = np.ascontiguousarray(of_tokens.cpu().numpy())
             found = ctx.run.backward(0.0, cotangents, None, ctx.x0)
-            of_heads = None
-            if ctx.needs_input_grad[1]:
-                of_heads = Once.apply(lib.from_numpy(_of_heads(found, law)).to(heads), *ctx.like)
-            return Once.apply(lib.from_numpy(found.x0).to(x0), *ctx.like), of_heads
+            known = {"x0": lambda: found.x0, "heads": lambda: _of_heads(found, law)}
 
-    def run(x0: Any, heads: Any = None) -> Any:
-        for name, value in (("x0", x0), ("heads", heads)):
+            def derivatives(name: str, like: Any) -> Any:
+                of = known.get(name, lambda: _of_parameter(found, name))()
+                return Once.apply(lib.from_numpy(of).to(like), *ctx.like)
+
+            return None, *(
+                derivatives(name, like) if needed else None
+                for name, like, needed in zip(
+                    ("x0", "heads", *ctx.names), ctx.like, ctx.needs_input_grad[1:], strict=True
+                )
+            )
+
+    def run(x0: Any, heads: Any = None, **parameters: Any) -> Any:
+        for name, value in {"x0": x0, "heads": heads, **parameters}.items():
             if not (lib.is_tensor(value) or (value is None and name == "heads")):
                 raise InputError(f"{name} is {shown(value)}: expected a tensor of torch")
-        return Run.apply(x0, heads)
+        return Run.apply(tuple(parameters), x0, heads, *parameters.values())
 
     return run
 
@@ -147,9 +185,12 @@ def jax(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
     Returns
     -------
     callable
-        Function of initial tokens x0 (n, d) or (paths, n, d), and of initial heads (heads, d, d)
-        if `heads` is not among the arguments. It returns the tokens at the snapshots, (paths,
-        snapshots, n, d) in the precision of x0, and is differentiable by both.
+        Function of initial tokens x0 (n, d) or (paths, n, d), of initial heads (heads, d, d) if
+        `heads` is not among the arguments, and by keyword of parameters of the law that
+        `wflow.gradient` has in `law`, such as ``mean=``, in the place of those of `law`. It returns
+        the tokens at the snapshots, (paths, snapshots, n, d) in the precision of x0, and is
+        differentiable by all of them. A mean is symmetric, its derivatives are those of free
+        entries: write it as A + A^T of the matrix A that an optimizer moves.
 
     Raises
     ------
@@ -169,19 +210,22 @@ def jax(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
     lib: Any = required("jax", "bench", "functions of JAX")
     _check(law, arguments)
 
-    def tokens(x0: Any, heads: Any) -> Any:
+    def tokens(x0: Any, heads: Any, parameters: Any) -> Any:
         given = np.asarray(x0, np.float64)
-        return _run(law, arguments, given, heads).tokens.astype(x0.dtype)
+        return _run(law, arguments, given, heads, parameters).tokens.astype(x0.dtype)
 
-    def derivatives(x0: Any, heads: Any, of_tokens: Any) -> Any:
+    def derivatives(x0: Any, heads: Any, parameters: Any, of_tokens: Any) -> Any:
         given = np.asarray(x0, np.float64)
-        run = _run(law, arguments, given, heads)
+        run = _run(law, arguments, given, heads, parameters)
         found = run.backward(0.0, np.asarray(of_tokens, np.float64), None, given)
         of_heads = None if heads is None else _of_heads(found, law).astype(heads.dtype)
-        return found.x0.astype(x0.dtype), of_heads
+        of_law = {
+            name: _of_parameter(found, name).astype(like.dtype) for name, like in parameters.items()
+        }
+        return found.x0.astype(x0.dtype), of_heads, of_law
 
     @lib.custom_vjp
-    def run(x0: Any, heads: Any = None) -> Any:
+    def compute(x0: Any, heads: Any, parameters: Any) -> Any:
         if not lib.numpy.issubdtype(x0.dtype, lib.numpy.floating):
             raise InputError(f"x0 is an array of {x0.dtype}: expected floating-point numbers")
         # The shape of the result is that of a run from any tokens and heads of these shapes.
@@ -189,14 +233,18 @@ def jax(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
         problem = differentiable_problem(np.ones(x0.shape), law, **arguments, **own)
         shape = (problem.paths, len(problem.snapshot_steps), *x0.shape[-2:])
         result = lib.ShapeDtypeStruct(shape, x0.dtype)
-        return lib.pure_callback(tokens, result, x0, heads, vmap_method="sequential")
+        return lib.pure_callback(tokens, result, x0, heads, parameters, vmap_method="sequential")
 
-    def forward(x0: Any, heads: Any = None) -> Any:
-        return run(x0, heads), (x0, heads)
+    def forward(*given: Any) -> Any:
+        return compute(*given), given
 
     def backward(kept: Any, of_tokens: Any) -> Any:
         like = lib.tree.map(lambda given: lib.ShapeDtypeStruct(given.shape, given.dtype), kept)
         return lib.pure_callback(derivatives, like, *kept, of_tokens, vmap_method="sequential")
 
-    run.defvjp(forward, backward)
+    compute.defvjp(forward, backward)
+
+    def run(x0: Any, heads: Any = None, **parameters: Any) -> Any:
+        return compute(x0, heads, lib.tree.map(lib.numpy.asarray, parameters))
+
     return run

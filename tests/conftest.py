@@ -89,12 +89,6 @@ def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figure, "draw", draw)
 
 
-@pytest.fixture
-def sketched_study(sketched: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No figures, and no report of a study, which opens all its run files again."""
-    monkeypatch.setattr("wflow.study.report.write", lambda _: None)
-
-
 @pytest.fixture(autouse=True)
 def same_classes_every_time() -> Iterator[None]:
     """Laws, flows and metrics that a test registers are forgotten at its end."""

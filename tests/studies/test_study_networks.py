@@ -15,7 +15,7 @@ def digits():
     pytest.importorskip("sklearn")
 
 
-def test_digits_study_writes_its_tables_and_resumes(run_study, no_data, digits, request):
+def test_digits_study_writes_its_tables_and_resumes(run_study, no_data, digits, reported, request):
     flags = ["--preset", "smoke", "--epochs", "1", "--seeds", "1"]
     first = run_study("mnist_vit", *flags, "--only", "continuous")
     kept = first.out / "continuous-0" / "checkpoint.pt"
@@ -25,7 +25,7 @@ def test_digits_study_writes_its_tables_and_resumes(run_study, no_data, digits, 
     assert kept.stat().st_mtime_ns == before and done.findings == []
     table = done.table
     assert "scikit-learn digits" in done.said
-    assert done.drawn("learning_curves", "robustness")
+    assert done.drawn("learning_curves", "robustness") and "report.html" in done.names
     assert table["accuracy_gaussian"].sizes == {"model": 4, "seed": 1, "level": 6}
     assert np.array_equal(table["accuracy_gaussian"].sel(level=0), table["final"])
     assert np.isfinite(table["accuracy_steps"].sel(model="continuous")).all()

@@ -11,7 +11,7 @@ from wflow import Compute
 SMALL = ["--preset", "smoke", "--n", "20", "--betas", "1", "3", "--threads", "1"]
 
 
-def test_the_study_finds_where_the_transition_jumps(run_study, sketched_study) -> None:
+def test_the_study_finds_where_the_transition_jumps(run_study, sketched) -> None:
     done = run_study("phase_transition", *SMALL)
     table, findings = done.table, done.findings
     assert findings[1]["found"] == "softmax: no folds; unnormalised: folds for $\\beta = 3$"

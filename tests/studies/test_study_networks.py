@@ -113,10 +113,3 @@ def test_the_weight_of_the_cost_is_the_published_one_without_the_half(no_data):
 def test_a_gpu_that_is_absent_is_refused(tmp_path, monkeypatch, no_data):
     with pytest.raises(InputError, match="CUDA"):
         call("mnist_vit", monkeypatch, "--preset", "smoke", "--device", "cuda")
-
-
-def test_missing_data_name_the_way_to_them(tmp_path, monkeypatch):
-    pytest.importorskip("pooch")
-    with pytest.raises(InputError, match="train-images"):
-        call("mnist_vit", monkeypatch, "--data", str(tmp_path), "--out", str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()

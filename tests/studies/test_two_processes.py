@@ -15,17 +15,6 @@ from trainings import torchrun
 pytestmark = pytest.mark.usefixtures("no_data", "sketched", "one_thread")
 
 
-@pytest.fixture
-def one_thread():
-    """One thread of torch, as each process of torchrun has: sums depend on their number."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 # Of each study: flags beyond the preset, the training that is compared, and how close it is.
 TRAININGS = {
     "cats_dogs": ("--epochs 1 --only continuous", "continuous-0", 1e-4),
@@ -93,7 +82,9 @@ def test_trainings_are_shared_out(name, tmp_path, monkeypatch, cases):
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
-def test_a_failure_ends_all_processes_and_others_resume(tmp_path, monkeypatch):
+def test_a_failure_ends_all_processes_and_others_resume(tmp_path, monkeypatch, cases):
+    if not cases(0, 1):
+        pytest.skip("with --long: processes are slow to start")
     name, out = "pontryagin_resnet", tmp_path / "two"
     flags = ["--preset", "smoke", "--device", "cpu", *shlex.split(SHARED[name]), "--resume"]
     checkpoint = out / "donut-euler-emsa-0" / "checkpoint.pt"

@@ -64,6 +64,13 @@ def cases(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
 
 
 @pytest.fixture
+def only_long(cases: Callable[[int, int], int]) -> None:
+    """Skip what is slow and repeats in part what cheaper tests show."""
+    if not cases(0, 1):
+        pytest.skip("runs with --long")
+
+
+@pytest.fixture
 def silent_address() -> Iterator[str]:
     """Yield address of a port that is taken, and at which nobody listens."""
     with socket.socket() as taken:

@@ -36,9 +36,7 @@ def test_the_study_finds_where_the_transition_jumps(run_study, sketched) -> None
     assert done.drawn("branches", "hysteresis", "density")
 
 
-def test_the_equation_loses_its_stability_on_the_circle_too(tmp_path, cases) -> None:
-    if not cases(0, 1):
-        pytest.skip("with --long")
+def test_the_equation_loses_its_stability_on_the_circle_too(tmp_path, only_long) -> None:
     study, files = script("phase_transition"), {}
     flags = study.PhaseTransition(d=2, cells=16)
     for name, task in study.growth_runs(flags).items():

@@ -64,6 +64,13 @@ def cases(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
 
 
 @pytest.fixture
+def only_long(cases: Callable[[int, int], int]) -> None:
+    """Skip what is slow and repeats in part what cheaper tests show."""
+    if not cases(0, 1):
+        pytest.skip("runs with --long")
+
+
+@pytest.fixture
 def silent_address() -> Iterator[str]:
     """Yield address of a port that is taken, and at which nobody listens."""
     with socket.socket() as taken:
@@ -87,12 +94,6 @@ def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
         file.write_bytes(marks[kind])
 
     monkeypatch.setattr(figure, "draw", draw)
-
-
-@pytest.fixture
-def sketched_study(sketched: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No figures, and no report of a study, which opens all its run files again."""
-    monkeypatch.setattr("wflow.study.report.write", lambda _: None)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import pytest
 from numpy.typing import ArrayLike, NDArray
 
 Extended = NDArray[np.longdouble]
@@ -36,6 +37,22 @@ def by_threads(call: Callable[[], Any]) -> list[Any]:
     finally:
         numba.set_num_threads(before)
     return results
+
+
+def torch_velocity(x, D, *, values=None, flow="softmax", sign=1.0, causal=False):
+    """Return the velocities (n, d) of one cloud, by their definition, for automatic derivatives."""
+    torch = pytest.importorskip("torch")
+    scores = torch.einsum("ia,hab,jb->hij", x, D, x)
+    if causal:
+        hidden = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    log_m = torch.logsumexp(scores, -1, keepdim=True) - np.log(len(x))
+    factor = torch.ones_like(log_m) if flow == "softmax" else torch.exp(log_m)
+    if flow == "effective":
+        factor = factor * torch.exp(-log_m).mean(0)
+    turned = torch.softmax(scores, -1) @ x @ (D if values is None else values).transpose(-1, -2)
+    v = sign * (factor * turned).mean(0)
+    return v - (v * x).sum(-1, keepdim=True) * x
 
 
 class Twin:

@@ -86,9 +86,7 @@ def test_a_script_without_main_guard_ends_with_two_lines(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("code", [PATHS, TEXT, TRAINING], ids=["paths", "text", "training"])
-def test_whatever_starts_processes_needs_the_main_guard(code, tmp_path, cases) -> None:
-    if not cases(0, 1):
-        pytest.skip("with --long: processes are slow to start")
+def test_whatever_starts_processes_needs_the_main_guard(code, tmp_path, only_long) -> None:
     pytest.importorskip("distributed" if code == PATHS else "torch")
     pytest.importorskip("cryptography" if code == PATHS else "tokenizers")
     check_two_lines(run(code, tmp_path))

@@ -32,9 +32,7 @@ def test_the_code_of_a_tutorial_runs(page, tmp_path, monkeypatch, capsys, cases)
     assert capsys.readouterr().out.strip()
 
 
-def test_the_study_of_a_tutorial_runs(tmp_path, monkeypatch, cases):
-    if not cases(0, 1):
-        pytest.skip("runs with --long")
+def test_the_study_of_a_tutorial_runs(tmp_path, monkeypatch, only_long):
     (code,) = re.findall(
         r"```\{code-block\} python\n(.*?)```", text_of("from_a_question_to_a_study"), re.DOTALL
     )

@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from twin import by_threads, same
+from twin import by_threads, same, torch_velocity
 
 import wflow
 from wflow import BlowUpError, InputError
@@ -151,23 +151,15 @@ def test_derivatives_are_those_of_a_twin_by_automatic_differentiation(scheme, fl
     run = RUN | {"paths": 1, "heads": START, "scheme": scheme, "flow": flow, "save": save} | how
     taken = adjoint.Trajectory(adjoint.differentiable_problem(X, law, **run))
     (steps,) = taken._batches[0].segments()
-    sign, H_ = (1.0 if how.get("direction") == "ascent" else -1.0), len(START)
+    physical = {"flow": flow, "causal": how.get("causal", False)}
+    physical["sign"] = 1.0 if how.get("direction") == "ascent" else -1.0
     tableau = taken.problem.scheme
     inputs = [torch.tensor(a, dtype=torch.float64, requires_grad=True)
               for a in (X, START, IDENTITY, 1.3)]  # fmt: skip
     start, D, mean, rate = inputs
-    hidden = torch.triu(torch.full((N, N), -torch.inf, dtype=torch.float64), 1)
 
     def on_sphere(y):
         return y / y.norm(dim=-1, keepdim=True)
-
-    def velocity(x, D):
-        scores = torch.einsum("ia,hab,jb->hij", x, D, x)
-        scores = scores + hidden if how.get("causal") else scores
-        m = scores.exp().mean(-1, keepdim=True)
-        factor = {"softmax": 1, "unnormalised": m, "effective": m * (1 / m).mean(0)}[flow]
-        v = sign / H_ * (factor * (scores.softmax(-1) @ x) @ D.transpose(-1, -2)).sum(0)
-        return v - (v * x).sum(-1, keepdim=True) * x
 
     def added(slopes, row, dt):
         return sum(dt * weight * slope for weight, slope in zip(row, slopes, strict=True))
@@ -184,7 +176,8 @@ def test_derivatives_are_those_of_a_twin_by_automatic_differentiation(scheme, fl
             _, row, share = tableau.row(at)
             inner = D + added(drifts, row, dt) + share * area
             drifts.append(rate * (mean - inner))
-            slopes.append(velocity(on_sphere(x + added(slopes, row, dt)), inner))
+            y = on_sphere(x + added(slopes, row, dt))
+            slopes.append(torch_velocity(y, inner, **physical))
         x = on_sphere(x + added(slopes, tableau.weights, dt))
         D = D + added(drifts, tableau.weights, dt) + noise
     value = ((torch.stack([*seen, x]) - torch.tensor(TARGET[0])) ** 2).sum() / N

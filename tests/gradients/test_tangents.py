@@ -1,8 +1,10 @@
 """`wflow.lyapunov` and `wflow.lipschitz` against closed forms, autograd and the adjoint."""
 
+from functools import partial
+
 import numpy as np
 import pytest
-from twin import symmetric, unit
+from twin import symmetric, torch_velocity, unit
 
 import wflow
 from wflow import InputError
@@ -15,24 +17,12 @@ IDENTITY = np.eye(3)[None]
 AT_REST = {"direction": "ascent", "t_final": 40.0, "dt": 0.1, "transient": 30.0}
 
 
-def jacobian(x, D, V, flow="softmax", causal=False):
+def jacobian(x, D, V, **how):
     """Derivatives (n, d, n, d) of the velocities of a twin in torch, in ascent."""
     torch = pytest.importorskip("torch")
-    D, V = torch.tensor(D), torch.tensor(V)
-
-    def velocity(x):
-        scores = torch.einsum("ik,hkl,jl->hij", x, D, x)
-        if causal:
-            hidden = torch.ones(len(x), len(x), dtype=bool).triu(1)
-            scores = scores.masked_fill(hidden, -torch.inf)
-        log_m, M = torch.logsumexp(scores, 2), torch.softmax(scores, 2) @ x
-        f = torch.ones_like(log_m) if flow == "softmax" else torch.exp(log_m)
-        f = f * torch.exp(-log_m).mean(0) if flow == "effective" else f
-        f = f / len(x) if flow == "unnormalised" else f
-        A = torch.einsum("hi,hkl,hil->ik", f, V, M) / len(D)
-        return A - (A * x).sum(1, keepdim=True) * x
-
-    return torch.autograd.functional.jacobian(velocity, torch.tensor(x)).numpy()
+    x, D, V = map(torch.tensor, (x, D, V))
+    velocity = partial(torch_velocity, D=D, values=V, **how)
+    return torch.autograd.functional.jacobian(velocity, x).numpy()
 
 
 def bases(x):
@@ -50,7 +40,7 @@ def test_derivatives_and_divergence_equal_autograd(flow, causal, tied, d):
     n, heads = 6, 3
     x, D = unit(RNG, n, d), RNG.normal(size=(heads, d, d))
     V = D if tied else RNG.normal(size=D.shape)
-    J, basis = jacobian(x, D, V, flow, causal), bases(x)
+    J, basis = jacobian(x, D, V, flow=flow, causal=causal), bases(x)
     tangents = np.einsum("ikl,ail->aik", basis, RNG.normal(size=(5, n, d - 1)))
     twice = [np.stack([a, b]) for a, b in ((x[::-1], x), (D, D), (tangents[:, ::-1], tangents))]
     how = {"values": None if tied else V, "flow": flow, "causal": causal, "direction": "ascent"}

@@ -2,28 +2,11 @@
 
 import numpy as np
 import pytest
-from twin import by_threads, same, symmetric, unit
+from twin import by_threads, same, symmetric, torch_velocity, unit
 
 from wflow.kernels.evaluate import DIRECTIONS, Sums, evaluate, velocity_adjoint
 
 CASES = [("softmax", False), ("softmax", True), ("unnormalised", False), ("effective", False)]
-
-
-def twin(torch, x, D, V, flow, sign, causal):
-    """Velocities of one path, (n, d), by their definition."""
-    scores = torch.einsum("ia,hab,jb->hij", x, D, x)
-    if causal:
-        below = torch.tril(torch.ones(len(x), len(x), dtype=torch.bool))
-        scores = scores.masked_fill(~below, -torch.inf)
-    log_m = torch.logsumexp(scores, -1)
-    means = torch.exp(scores - log_m[..., None]) @ x
-    factors = torch.ones_like(log_m)
-    if flow != "softmax":
-        factors = torch.exp(log_m) / len(x)
-    if flow == "effective":
-        factors = factors * len(x) * torch.exp(-log_m).mean(0)
-    turned = (factors[..., None] * (means @ V.transpose(-1, -2))).mean(0) * sign
-    return turned - (turned * x).sum(-1, keepdim=True) * x
 
 
 @pytest.mark.parametrize("d", [2, 3, 5, 16])
@@ -43,7 +26,7 @@ def test_it_equals_automatic_differentiation(d, flow, causal, direction):
             torch.tensor(a, dtype=torch.float64, requires_grad=True)
             for a in ((x, D, V) if own else (x, D))
         ]
-        v = twin(torch, given[0], given[1], given[-1], flow, sign, causal)
+        v = torch_velocity(*given[:2], values=given[-1], flow=flow, sign=sign, causal=causal)
         expected = torch.autograd.grad(v, given, torch.tensor(lam))
         found = velocity_adjoint(
             x[None], D[None], lam[None], values=V if own else None, flow=flow, causal=causal,

@@ -321,10 +321,7 @@ def test_an_interrupted_training_resumes_to_the_bit(tmp_path, name):
         run(tmp_path, noisy(), resume=True, **changed)
 
 
-def test_layers_in_processes_have_the_same_weights(cases):
-    if not cases(0, 1):
-        pytest.skip("starting processes takes seconds: with --long")
-
+def test_layers_in_processes_have_the_same_weights(only_long):
     def trained(**options):
         net, method = resnet(layers=3), control.MSA(rho=0.1, iterations=3, **options)
         return net, fit(net, donut(), steps=2, optimizer=method)

@@ -121,10 +121,8 @@ def test_bleu_of_fewer_than_four_words_is_zero_with_a_warning(library):
 
 
 @pytest.fixture
-def encoder(cases, tmp_path_factory):
+def encoder(only_long, tmp_path_factory):
     """A tiny encoder, in a folder whose name has what some libraries read as another model."""
-    if not cases(0, 1):
-        pytest.skip("transformers is imported in seconds: with --long")
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("bert_score")
     folder = tmp_path_factory.mktemp("t5")

@@ -196,9 +196,7 @@ def test_two_processes_are_one_with_the_same_batch(two, one):
         torch.testing.assert_close(weights[0][name], value, rtol=1e-10, atol=1e-12)
 
 
-def test_compiled_blocks_are_averaged_over_the_processes(two, one, cases):
-    if not cases(0, 1):
-        pytest.skip("torch.compile is imported in seconds: with --long")
+def test_compiled_blocks_are_averaged_over_the_processes(two, one, only_long):
     for name in ("loss", "gradient_norm"):
         np.testing.assert_allclose(metrics(two / "compiled")[name], one[0][name], rtol=1e-11)
 

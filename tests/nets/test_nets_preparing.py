@@ -344,9 +344,7 @@ def wait_for(process, file, least):
         time.sleep(0.002)
 
 
-def test_a_preparation_killed_at_random_moments_continues_to_the_same_bytes(tmp_path, cases):
-    if not cases(0, 1):
-        pytest.skip("with --long: processes are slow to start")
+def test_a_preparation_killed_at_random_moments_continues_to_the_same_bytes(tmp_path, only_long):
     source = write(tmp_path / "texts", texts=TEXTS * 40)
     prepare(source / "part.jsonl", tmp_path / "whole")
     for seed in range(6):
@@ -362,9 +360,7 @@ def test_a_preparation_killed_at_random_moments_continues_to_the_same_bytes(tmp_
         assert bytes_of(out) == bytes_of(tmp_path / "whole")
 
 
-def test_processes_that_make_tokens_end_with_the_one_that_started_them(tmp_path, cases):
-    if not cases(0, 1):
-        pytest.skip("with --long: processes are slow to start")
+def test_processes_that_make_tokens_end_with_the_one_that_started_them(tmp_path, only_long):
     source = write(tmp_path / "texts", texts=TEXTS * 400)
     process = start(source, tmp_path / "out", 2)
     wait_for(process, tmp_path / "out" / JOURNAL, 1)

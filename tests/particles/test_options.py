@@ -36,9 +36,7 @@ CALLS = [
 ]  # each with whether it is taken
 
 
-def test_a_type_checker_refuses_names_that_are_misspelled(tmp_path, cases):
-    if not cases(0, 1):
-        pytest.skip("with --long: mypy reads the whole package")
+def test_a_type_checker_refuses_names_that_are_misspelled(tmp_path, only_long):
     api = pytest.importorskip("mypy.api")
     script = tmp_path / "script.py"
     lines = ["import wflow", "from wflow.heads import Frozen", ""]

@@ -44,3 +44,15 @@ def resumed(run_study, sketched) -> Callable[..., Done]:
 def undrawn(monkeypatch) -> None:
     """Leave out the figures of head counts, which take most of the time of a small study."""
     monkeypatch.setattr(heads, "draw", lambda *_: {})
+
+
+@pytest.fixture
+def reported() -> None:
+    """Ask for the report of a study."""
+
+
+@pytest.fixture(autouse=True)
+def unreported(request, monkeypatch) -> None:
+    """Write no report that is not asked for: it verifies all runs, half the time of a test."""
+    if "reported" not in request.fixturenames:
+        monkeypatch.setattr("wflow.study.report.write", lambda _: None)

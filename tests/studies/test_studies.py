@@ -24,10 +24,10 @@ from wflow.study import heads
 SMALL = ["--n", "12", "--paths", "3", "--t-final", "0.2", "--dt", "0.01", "--threads", "1"]
 
 
-def test_study_writes_run_files_summary_and_figures(run_study) -> None:
+def test_study_writes_run_files_summary_figures_and_report(run_study, reported) -> None:
     flags = [*SMALL, "--heads", "4", "1", "2"]
     done = run_study("ou_heads", *flags, to="new/ou")
-    assert {"H00001.h5", "H00002.h5", "H00004.h5"} <= done.names
+    assert {"H00001.h5", "H00002.h5", "H00004.h5", "report.html"} <= done.names
     assert done.drawn("gradient_over_time", "gradient_against_heads", "H00004_tokens_path0",
                       "H00004_energy_balance")  # fmt: skip
     summary, table = done.summary, done.table
@@ -97,7 +97,9 @@ def test_file_in_the_way_of_the_folder_is_an_error(tmp_path, monkeypatch) -> Non
     assert (tmp_path / "taken").read_text() == "mine"
 
 
-def test_a_study_takes_names_that_are_not_utf8(tmp_path, monkeypatch, undrawn, capsys) -> None:
+def test_a_study_takes_names_that_are_not_utf8(
+    tmp_path, monkeypatch, undrawn, reported, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     out, table = os.fsdecode(b"res\xff\x1bults"), os.fsdecode(b"tok\xffens.csv")
     Path(table).write_text("1,0,0\n0,1,0\n0,0,1\n")

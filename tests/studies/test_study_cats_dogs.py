@@ -89,15 +89,6 @@ def test_the_published_habit_crops_the_test_pictures(images):
         assert run.evaluate(run.model)["test_loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
-def test_a_resumed_training_sees_the_crops_of_an_unbroken_one(images):
-    flags = small()
-    model = study.models(flags)["continuous"]
-    one, two = (study.plan(flags, images, model, 1).batches for _ in range(2))
-    unbroken = [one(step)[0] for step in range(6)]
-    assert all(torch.equal(two(step)[0], unbroken[step]) for step in (4, 5))
-    assert not torch.equal(unbroken[4], unbroken[5])
-
-
 def records(**accuracies):
     """Return results in which only the given accuracies (per cent) and motions differ."""
     names = ["baseline", "node", "node with cost", "unregularised", "continuous"]

@@ -11,7 +11,7 @@ from wflow import InputError
 SMALL = ["--preset", "smoke", "--d", "3", "--threads", "1"]
 
 
-def test_tokens_and_densities_move_under_the_same_heads(run_study, sketched_study) -> None:
+def test_tokens_and_densities_move_under_the_same_heads(run_study, sketched) -> None:
     done = run_study("decay_equation", *SMALL)
     assert "Pearson" in done.said
     with (

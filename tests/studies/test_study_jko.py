@@ -10,10 +10,11 @@ METRIC = [*FLOWS, "--times", "0", "0.2", "--deltas", "0.02", "0.01", "--t-final"
 JKO = [*FLOWS, "--taus", "0.03125", "0.015625", "--t-final", "0.25", "--dt", "0.0078125"]
 
 
-def test_metric_study_writes_its_files_and_numbers_that_fit_the_theory(run_study):
+def test_metric_study_writes_its_files_and_numbers_that_fit_the_theory(run_study, reported):
     done = run_study("metric", *METRIC)
     table, found = done.table, done.findings
-    assert {f"{flow}.h5" for flow in ("softmax", "effective", "unnormalised")} < done.names
+    files = {f"{flow}.h5" for flow in ("softmax", "effective", "unnormalised")}
+    assert files | {"report.html"} < done.names
     assert done.drawn("derivative", "bounds") and "| flow" in done.said
     assert table["quotient"].sizes == {"flow": 3, "metric": 2, "time": 2, "delta": 2, "path": 2}
     assert table["quotient_converged"].all() and table["pair_converged"].all()

@@ -11,7 +11,7 @@ import wflow
 from wflow import fits, meanfield, transport
 
 
-def test_tokens_are_compared_with_the_density(run_study, sketched_study) -> None:
+def test_tokens_are_compared_with_the_density(run_study, sketched) -> None:
     done = run_study("mean_field_equation", "--preset", "smoke", "--threads", "1")
     table = done.table
     assert "error of the equation" in done.said

@@ -119,7 +119,7 @@ def test_a_level_is_crossed_where_values_stay_above_it() -> None:
     assert parts.crossing(times, np.ones(5), 0.5) == 0.0
 
 
-def test_the_study_measures_the_lifetimes_of_the_law(run_study, sketched_study) -> None:
+def test_the_study_measures_the_lifetimes_of_the_law(run_study, sketched) -> None:
     done = run_study("metastability", "--preset", "smoke", "--threads", "1")
     assert np.allclose(done.table["pair"], done.table["pair_known"], rtol=0.01)
     assert np.isfinite(done.table["one"]).all()

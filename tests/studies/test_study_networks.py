@@ -15,7 +15,7 @@ def digits():
     pytest.importorskip("sklearn")
 
 
-def test_digits_study_writes_its_tables_and_resumes(run_study, no_data, digits, request):
+def test_digits_study_writes_its_tables_and_resumes(run_study, no_data, digits, reported, request):
     flags = ["--preset", "smoke", "--epochs", "1", "--seeds", "1"]
     first = run_study("mnist_vit", *flags, "--only", "continuous")
     kept = first.out / "continuous-0" / "checkpoint.pt"
@@ -25,7 +25,7 @@ def test_digits_study_writes_its_tables_and_resumes(run_study, no_data, digits, 
     assert kept.stat().st_mtime_ns == before and done.findings == []
     table = done.table
     assert "scikit-learn digits" in done.said
-    assert done.drawn("learning_curves", "robustness")
+    assert done.drawn("learning_curves", "robustness") and "report.html" in done.names
     assert table["accuracy_gaussian"].sizes == {"model": 4, "seed": 1, "level": 6}
     assert np.array_equal(table["accuracy_gaussian"].sel(level=0), table["final"])
     assert np.isfinite(table["accuracy_steps"].sel(model="continuous")).all()
@@ -113,10 +113,3 @@ def test_the_weight_of_the_cost_is_the_published_one_without_the_half(no_data):
 def test_a_gpu_that_is_absent_is_refused(tmp_path, monkeypatch, no_data):
     with pytest.raises(InputError, match="CUDA"):
         call("mnist_vit", monkeypatch, "--preset", "smoke", "--device", "cuda")
-
-
-def test_missing_data_name_the_way_to_them(tmp_path, monkeypatch):
-    pytest.importorskip("pooch")
-    with pytest.raises(InputError, match="train-images"):
-        call("mnist_vit", monkeypatch, "--data", str(tmp_path), "--out", str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()

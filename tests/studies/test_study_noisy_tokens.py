@@ -13,7 +13,7 @@ SMALL += ["--ledger-paths", "100", "--ledger-t", "0.4", "--threads", "1"]
 
 
 def test_study_finds_order_below_the_critical_diffusion_only(
-    tmp_path, monkeypatch, capsys, sketched_study
+    tmp_path, monkeypatch, capsys, sketched
 ) -> None:
     call("noisy_tokens", monkeypatch, *SMALL, "--out", str(tmp_path))
     summary = json.loads((tmp_path / "summary.json").read_text())

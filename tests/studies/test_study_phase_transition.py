@@ -11,7 +11,7 @@ from wflow import Compute
 SMALL = ["--preset", "smoke", "--n", "20", "--betas", "1", "3", "--threads", "1"]
 
 
-def test_the_study_finds_where_the_transition_jumps(run_study, sketched_study) -> None:
+def test_the_study_finds_where_the_transition_jumps(run_study, sketched) -> None:
     done = run_study("phase_transition", *SMALL)
     table, findings = done.table, done.findings
     assert findings[1]["found"] == "softmax: no folds; unnormalised: folds for $\\beta = 3$"
@@ -36,9 +36,7 @@ def test_the_study_finds_where_the_transition_jumps(run_study, sketched_study) -
     assert done.drawn("branches", "hysteresis", "density")
 
 
-def test_the_equation_loses_its_stability_on_the_circle_too(tmp_path, cases) -> None:
-    if not cases(0, 1):
-        pytest.skip("with --long")
+def test_the_equation_loses_its_stability_on_the_circle_too(tmp_path, only_long) -> None:
     study, files = script("phase_transition"), {}
     flags = study.PhaseTransition(d=2, cells=16)
     for name, task in study.growth_runs(flags).items():

@@ -36,9 +36,7 @@ def test_trials_choose_a_variant_and_are_taken_up_with_what_is_finished(
         assert (table["lost"] == 0).all()
 
 
-def test_flows_train_in_four_dimensions_and_without_layers_that_begin_too_far(
-    run_study, sketched_study
-):
+def test_flows_train_in_four_dimensions_and_without_layers_that_begin_too_far(run_study, sketched):
     models = ("moons printed exact", "moons with itself")
     flags = ("--preset", "smoke", "--seeds", "1", "--dim", "4")
     done = run_study(NAME, *flags, "--only", *models)

@@ -115,7 +115,7 @@ def test_clusters_that_have_not_come_to_rest_decide_nothing() -> None:
     assert verdicts(table.assign(count=0 * table["count"] + 1))[10] == "inconclusive"
 
 
-def test_the_study_runs_in_seconds(run_study, sketched_study) -> None:
+def test_the_study_runs_in_seconds(run_study, sketched) -> None:
     flags = ["--dims", "3", "--heads", "2", "--starts", "2", "--n", "8", "--t-final", "12",
              "--dt", "0.05", "--strength", "5", "--threads", "1"]  # fmt: skip
     done = run_study("spectrum", *flags)

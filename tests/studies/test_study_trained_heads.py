@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from wflow.nets import GPT, ContinuousTransformer, NodeTransformer, particles, train  # noqa: E402
+from wflow.nets import GPT, train  # noqa: E402
 
 SMOKE = ["--preset", "smoke", "--paths", "2", "--t-final", "2", "--threads", "1"]
 
@@ -45,26 +45,6 @@ def test_study_trains_runs_and_writes_its_files(run_study, request):
     assert "| network" in done.said and "sonnets" in done.said
     request.getfixturevalue("sketched")
     assert run_study("trained_heads", *SMOKE, "--resume").findings == done.findings
-
-
-@pytest.mark.parametrize("skip", [True, False])
-@pytest.mark.parametrize("kind", ["discrete", "continuous", "node"])
-def test_a_checkpoint_gives_its_network_back(kind, skip, tmp_path):
-    gpt = network(norm=kind == "discrete", bias=kind == "discrete", skip=skip,
-                  gelu="tanh" if kind == "discrete" else "none", dropout=0.1)  # fmt: skip
-    if kind == "continuous":
-        gpt.body = ContinuousTransformer(gpt.body, t_final=0.5, steps=3, scheme="heun")
-    elif kind == "node":
-        options = {"velocity": "residual", "cost": "sum", "checkpointing": True}
-        gpt.body = NodeTransformer(gpt.body, steps=2, **options)
-    found = train.restore(checkpoint(tmp_path / "run", gpt))
-    text = torch.randint(0, 9, (2, 8), generator=torch.Generator().manual_seed(0))
-    gpt.eval()
-    assert torch.equal(found(text).output, gpt(text).output)
-    assert torch.equal(found(text).cost, gpt(text).cost)
-    assert not found.training and str(found) == str(gpt)
-    one, two = particles.head_law(found), particles.head_law(gpt)
-    assert one.to_config() == two.to_config()
 
 
 def test_study_takes_checkpoints(tmp_path, run_study, sketched):

@@ -15,17 +15,6 @@ from trainings import torchrun
 pytestmark = pytest.mark.usefixtures("no_data", "sketched", "one_thread")
 
 
-@pytest.fixture
-def one_thread():
-    """One thread of torch, as each process of torchrun has: sums depend on their number."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 # Of each study: flags beyond the preset, the training that is compared, and how close it is.
 TRAININGS = {
     "cats_dogs": ("--epochs 1 --only continuous", "continuous-0", 1e-4),
@@ -40,9 +29,7 @@ TRAININGS = {
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_two_processes_train_as_one(name, tmp_path, monkeypatch, cases):
-    if not cases(0, 1):
-        pytest.skip("with --long: processes are slow to start")
+def test_two_processes_train_as_one(name, tmp_path, monkeypatch, only_long):
     if name in ("cats_dogs", "mnist_vit"):
         pytest.importorskip("sklearn")
     words, training, close = TRAININGS[name]
@@ -84,16 +71,14 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_trainings_are_shared_out(name, tmp_path, monkeypatch, cases):
-    if not cases(0, 1):
-        pytest.skip("with --long: processes are slow to start")
+def test_trainings_are_shared_out(name, tmp_path, monkeypatch, only_long):
     flags = ["--preset", "smoke", "--device", "cpu", *shlex.split(SHARED[name])]
     call(name, monkeypatch, *flags, "--out", str(tmp_path / "one"))
     torchrun(FILES[name], *flags, "--out", tmp_path / "two")
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
-def test_a_failure_ends_all_processes_and_others_resume(tmp_path, monkeypatch):
+def test_a_failure_ends_all_processes_and_others_resume(tmp_path, monkeypatch, only_long):
     name, out = "pontryagin_resnet", tmp_path / "two"
     flags = ["--preset", "smoke", "--device", "cpu", *shlex.split(SHARED[name]), "--resume"]
     checkpoint = out / "donut-euler-emsa-0" / "checkpoint.pt"

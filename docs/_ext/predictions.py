@@ -184,7 +184,8 @@ def readme(text: str) -> str:
     for name, place, claim in MAIN:
         document = read(name)
         f, study = document["findings"][place], document["study"]
-        rows.append(f"| [{claim}][{study}] ({f['source']}) | {f['verdict']} | {f['found']} |")
+        link = f"[{claim}](docs/results/{study}.md)"
+        rows.append(f"| {link} ({f['source']}) | {f['verdict']} | {f['found']} |")
     return before + BEGIN + "\n".join(rows) + "\n" + END + after
 
 

@@ -318,6 +318,8 @@ def moving(
     InputError
         For densities at fewer than three times.
     """
+    from wflow.plots.inline import AnimatedFigure
+
     time, values, centres = densities(run, path, most=frames, least=3)
 
     def on_circle(axis: "Axes") -> tuple[list[Any], Callable[[int], None]]:
@@ -332,7 +334,8 @@ def moving(
         image = ball(axis, seen(values[0]), colours_of(values))
         figure: Any = axis.figure
         figure.colorbar(image, ax=axis, shrink=0.7, label=r"Density $\rho$", pad=0.02)
-        figure.shows(255 * image.get_cmap()(np.linspace(0, 1, 160))[:, :3])
+        if isinstance(figure, AnimatedFigure):
+            figure.shows(255 * image.get_cmap()(np.linspace(0, 1, 160))[:, :3])
         # What is drawn over the image is drawn again with it.
         above = sorted([*axis.lines, *axis.texts], key=lambda artist: artist.get_zorder())
         return [image, *above], lambda k: image.set_data(seen(values[k]))

@@ -320,7 +320,8 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
     The drift of the weights and the Itô correction nearly cancel and dwarf the rest: their sum is
     drawn with the other terms, and each of them in a panel below. The residuals have a separate
     panel and scale, so that one a hundred times smaller is visible, and its title says which error
-    of the steps they show. Terms that are zero throughout are named and not drawn.
+    of the steps they show. Terms that are zero throughout, or below 1 % of the largest one, are
+    named and not drawn.
 
     Parameters
     ----------
@@ -332,7 +333,7 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
         panels; "paper" is 3.3 inches wide, one column, with the legends in them.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in, in its own style: the terms, with drift and correction summed, and
-        the residuals in one panel. Default: a new figure in the style of wflow.
+        the residuals in one panel, small ones too. Default: a new figure in the style of wflow.
 
     Returns
     -------
@@ -381,7 +382,7 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
     terms = [term for term in parts if term[0] not in ("drift", "ito") or len(weights) < 2]
     terms.sort(key=lambda term: -last_mean(term[2]))  # the legend in the order of the curves
     residuals = [(k, words, series(ds, name)[1]) for name, (k, words) in RESIDUALS.items()]
-    many = band_note("percentiles") if ds.sizes["path"] > 1 else ""
+    title = facts(ds) + (band_note("percentiles") if ds.sizes["path"] > 1 else "")
     if ax is not None:
         grey = [{"color": "0.5", "linestyle": line} for line in ("-", ":")]
         drawn = [(words, values, _LOOKS[k]) for k, words, values in terms]
@@ -394,13 +395,16 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
             axis.set_ylabel("Energy")
             axis.legend()
             time_axis(axis)
-            axis.set_title(facts(ds) + many)
+            axis.set_title(title)
         return figure
+    terms, small = _visible(terms)
+    title += f"\nZero throughout: {', '.join(zero)}" if zero else ""
+    title += f"\nBelow 1 % of the largest, at the end: {', '.join(small)}" if small else ""
     note = step_error(ds)
     if np.nanmax(np.abs(residuals[0][2] - residuals[1][2]), initial=0.0) > 1e-9:
         note += "\nWith G², also what G² and the dissipation differ by"
-    residuals = [(k, f"{words}\n{mean_label(at_end(v))}", v) for k, words, v in residuals]
-    title = facts(ds) + many + (f"\nZero throughout: {', '.join(zero)}" if zero else "")
+    end = "\n" if page else ": "
+    residuals = [(k, f"{words}{end}{mean_label(at_end(v))}", v) for k, words, v in residuals]
     panels = [("Energy", title, terms, 1.7), ("Residual", note, residuals, 1.0)]
     if len(weights) == 2:
         title = "Weight drift and Itô correction, which are summed above"
@@ -417,7 +421,7 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
             under = (-0.15, -(0.4 if axis is axes.flat[-1] else 0.05) / share)
             axis.legend(
                 loc="upper left", bbox_to_anchor=(1.0, 1.05) if page else under,
-                ncols=1 if page else 2, handlelength=2.0, columnspacing=1.2,
+                ncols=1 if page or curves is residuals else 2, handlelength=2.0, columnspacing=1.2,
             )  # fmt: skip
             axis.set_ylabel(name)
             lines = title.splitlines()
@@ -426,6 +430,20 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
         figure.align_ylabels()
         figure.draw_without_rendering()  # the first layout changes the ticks, and they the layout
     return figure
+
+
+def _visible(
+    terms: list[tuple[str, str, NDArray]],
+) -> tuple[list[tuple[str, str, NDArray]], list[str]]:
+    """Return the terms above 1 % of the largest, with the energy, and what to say of the others."""
+    sizes = [float(np.nanmax(np.abs(values), initial=0.0)) for _, _, values in terms]
+    kept, small = [], []
+    for (key, words, values), size in zip(terms, sizes, strict=True):
+        if key == "energy" or size >= 0.01 * max(sizes):
+            kept.append((key, words, values))
+        else:
+            small.append(f"{words} {mean_label(at_end(values))}")
+    return kept, small
 
 
 def _curves(

@@ -35,6 +35,7 @@ from wflow.plots.figure import (
     grid,
     head_count,
     last_mean,
+    legend_below,
     log_axis,
     mean_label,
     minus,
@@ -47,7 +48,7 @@ from wflow.plots.figure import (
     step_error,
     stored_path,
     time_axis,
-    wide,
+    width_in,
 )
 from wflow.plots.style import style as apply
 from wflow.plots.tokens import token_snapshots
@@ -92,6 +93,7 @@ def gradient_over_time(
     datasets: Dataset | Mapping[int, Dataset],
     name: str = "upper_gradient_sq",
     *,
+    style: Style = "screen",
     ax: Axes | None = None,
 ) -> Figure:
     r"""Draw the squared upper gradient over time on a log scale, one curve per head count.
@@ -104,6 +106,9 @@ def gradient_over_time(
         error of the mean, which overlap less.
     name : str, default: "upper_gradient_sq"
         Variable (path, time) to draw. Runs without an energy have ``"speed_sq"``.
+    style : {"screen", "paper"}, default: "screen"
+        "paper" is 3.3 inches wide, one column of a journal page. "screen" is as wide for one run,
+        and 6.9 inches for several.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
 
@@ -151,9 +156,10 @@ def gradient_over_time(
         "speed_sq": r"Mean squared speed $\Sigma_i |v_i|^2 / n$",
     }.get(name, name)
     several = len(runs) > 1
+    width = width_in(style, PAGE if several else COLUMN)
     curves = [(heads, *series(runs[heads], name)) for heads in sorted(runs)]
     bands = any(values.shape[0] > 1 for _, _, values in curves)
-    with panel(ax, PAGE if several else COLUMN, 2.8) as (figure, axis):
+    with panel(ax, width, 2.8) as (figure, axis):
         for k, (heads, time, values) in enumerate(curves):
             # Zero, and what a run cut short did not record, have no place on a log scale.
             values = np.where(values > 0, values, np.nan)
@@ -183,9 +189,11 @@ def gradient_over_time(
         if bands:
             title += band_note("error" if several else "percentiles")
         # A figure of one column is too narrow for all of it in a line.
-        axis.set_title(title if several else title.replace("; ", "\n"))
-        if several and ax is None:
+        axis.set_title(title if width > COLUMN else title.replace("; ", "\n"))
+        if several and ax is None and width > COLUMN:
             figure.legend(title="Heads $H$", loc="outside right upper", labelspacing=0.55)
+        elif several and ax is None:
+            legend_below(figure, axis, 4, title="Heads $H$")
         elif several:
             axis.legend(title="Heads $H$")
     return figure
@@ -211,6 +219,7 @@ def gradient_against_heads(
     fit: PowerLaw | None = None,
     fit_from: int = 1,
     *,
+    style: Style = "screen",
     ax: Axes | None = None,
 ) -> Figure:
     r"""Draw the time-averaged squared upper gradient against the number of heads, with a fit.
@@ -226,6 +235,8 @@ def gradient_against_heads(
         Power law through the means over the paths, of `wflow.fits.power_law`. Default: no line.
     fit_from : int, default: 1
         Smallest head count that took part in the fit; the others are drawn hollow.
+    style : {"screen", "paper"}, default: "screen"
+        Size of a new figure: either one is 3.3 inches wide, one column of a journal page.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
 
@@ -276,7 +287,7 @@ def gradient_against_heads(
         raise InputError("values are beyond 1e150: their spread leaves the range of doubles")
     paths = y.shape[1]
     mean = y.mean(axis=1)
-    with panel(ax, COLUMN, 2.8) as (figure, axis):
+    with panel(ax, width_in(style, COLUMN), 2.8) as (figure, axis):
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         if fit is not None:
@@ -372,7 +383,8 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
     """
     check_run(ds)
     require(ds, _BALANCE, budget_advice(ds))
-    page = wide(style)
+    width = width_in(style)
+    page = width > COLUMN
     recorded = [name for name in TERMS if name in ds]
     time = series(ds, "energy")[0]
     parts, zero = balance_terms(
@@ -390,7 +402,7 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
             (f"residual {words}", values, look)
             for (_, words, values), look in zip(residuals, grey, strict=True)
         ]
-        with panel(ax, COLUMN, 2.8) as (figure, axis):
+        with panel(ax, width_in(style, COLUMN), 2.8) as (figure, axis):
             _curves(axis, time, drawn)
             axis.set_ylabel("Energy")
             axis.legend()
@@ -412,7 +424,7 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
     shares = [share for *_, share in panels]
     with apply():
         figure, axes = grid(
-            len(panels), 1, PAGE if page else COLUMN, (1.35 if page else 1.8) * sum(shares) + 0.8,
+            len(panels), 1, width, (1.35 if page else 1.8) * sum(shares) + 0.8,
             height_ratios=shares, sharex=True,
         )  # fmt: skip
         for axis, (name, title, curves, share) in zip(axes.flat, panels, strict=True):
@@ -504,7 +516,9 @@ def balance_terms(
     return terms, [named[name][1] for name in zero]
 
 
-def clusters_over_time(ds: Dataset, scale: float, *, ax: Axes | None = None) -> Figure:
+def clusters_over_time(
+    ds: Dataset, scale: float, *, style: Style = "screen", ax: Axes | None = None
+) -> Figure:
     """Draw the number of clusters of the tokens at the snapshots of a run.
 
     Parameters
@@ -514,6 +528,8 @@ def clusters_over_time(ds: Dataset, scale: float, *, ax: Axes | None = None) -> 
         steps, and their mean a bold line.
     scale : float
         Angle in radians up to which two tokens are linked to one cluster.
+    style : {"screen", "paper"}, default: "screen"
+        Size of a new figure: either one is 3.3 inches wide, one column of a journal page.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
 
@@ -563,7 +579,7 @@ def clusters_over_time(ds: Dataset, scale: float, *, ax: Axes | None = None) -> 
     if len(time) < 2:
         raise InputError("the run reached fewer than two snapshots; continue it with --resume")
     paths, n, title = len(counts), ds.sizes["token"], facts(ds, paths=False)
-    with panel(ax, COLUMN, 2.8) as (figure, axis):
+    with panel(ax, width_in(style, COLUMN), 2.8) as (figure, axis):
         if paths == 1:
             axis.step(time, counts[0], where="post", color="#0072B2")
             title += f", path {int(ds['snapshot_path'].values.flat[0])}"
@@ -587,7 +603,9 @@ def clusters_over_time(ds: Dataset, scale: float, *, ax: Axes | None = None) -> 
     return figure
 
 
-def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Figure:
+def heads_over_time(
+    ds: Dataset, path: int = 0, *, style: Style = "screen", ax: Axes | None = None
+) -> Figure:
     r"""Draw the eigenvalues of the heads of one path at the snapshots of a run.
 
     Parameters
@@ -596,6 +614,8 @@ def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Fi
         Run that kept its heads.
     path : int, default: 0
         Number of the path.
+    style : {"screen", "paper"}, default: "screen"
+        Size of a new figure: either one is 3.3 inches wide, one column of a journal page.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
 
@@ -642,7 +662,7 @@ def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Fi
     values = np.linalg.eigvalsh((heads + heads.swapaxes(-1, -2)) / 2)[..., ::-1]
     d = values.shape[-1]
     ranks = evenly(d, 6)
-    with panel(ax, COLUMN, 2.8) as (figure, axis):
+    with panel(ax, width_in(style, COLUMN), 2.8) as (figure, axis):
         for k, rank in enumerate(ranks):
             curve(
                 axis,
@@ -664,7 +684,7 @@ def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Fi
     return figure
 
 
-def plot_run(ds: Dataset, out_dir: str | Path) -> list[Path]:
+def plot_run(ds: Dataset, out_dir: str | Path, *, style: Style = "screen") -> list[Path]:
     """Write every figure that one run allows, as PNG and PDF, and return where they are.
 
     Parameters
@@ -675,6 +695,9 @@ def plot_run(ds: Dataset, out_dir: str | Path) -> list[Path]:
         densities in place of tokens, and the free energy.
     out_dir : str or pathlib.Path
         Folder of the figures, made if it is missing.
+    style : {"screen", "paper"}, default: "screen"
+        "screen" is up to 6.9 inches wide, both columns of a journal page; "paper" is 3.3 inches
+        wide, one column.
 
     Returns
     -------
@@ -700,26 +723,26 @@ def plot_run(ds: Dataset, out_dir: str | Path) -> list[Path]:
     ['run_tokens_path0.png', 'run_gradient_over_time.png', 'run_energy_balance.png']
     """
     check_run(ds)
-    return [file for stem, figure in run_figures(ds) for file in save(figure, out_dir, stem)]
+    return [file for stem, figure in run_figures(ds, style) for file in save(figure, out_dir, stem)]
 
 
-def run_figures(ds: Dataset) -> Iterator[tuple[str, Figure]]:
+def run_figures(ds: Dataset, style: Style = "screen") -> Iterator[tuple[str, Figure]]:
     """Yield the figures of `plot_run`, each with the name of its files."""
     prefix = f"{_stem(ds)}_"
     if "tokens" in ds and ds["tokens"].size:
         path = int(ds["snapshot_path"].values[0])
-        yield f"{prefix}tokens_path{path}", token_snapshots(ds, which=path)
+        yield f"{prefix}tokens_path{path}", token_snapshots(ds, which=path, style=style)
     if "density_mean" in ds and ds["density_mean"].size:
-        yield prefix + "density_mean", density_snapshots(ds)
+        yield prefix + "density_mean", density_snapshots(ds, style=style)
     heads = {head_count(ds): ds}
     gradient = "upper_gradient_sq" if "upper_gradient_sq" in ds else "speed_sq"
     stem = "gradient_over_time" if gradient != "speed_sq" else "speed"
     if gradient in ds and _finite(ds, [gradient], stem):
-        yield prefix + stem, gradient_over_time(heads, gradient)
+        yield prefix + stem, gradient_over_time(heads, gradient, style=style)
     if set(_BALANCE) & set(ds) and _finite(ds, _BALANCE, "energy_balance"):
-        yield prefix + "energy_balance", energy_balance(ds)
+        yield prefix + "energy_balance", energy_balance(ds, style=style)
     if "entropy" in ds and _finite(ds, ["entropy"], "free_energy"):
-        yield prefix + "free_energy", free_energy_over_time(ds)
+        yield prefix + "free_energy", free_energy_over_time(ds, style=style)
 
 
 def _stem(ds: Dataset) -> str:

@@ -15,7 +15,8 @@ import wflow
 from wflow._core.extras import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, TOOLS = SETTINGS["project"], SETTINGS["tool"]
 EXTRAS = PROJECT["optional-dependencies"]
 REPOSITORY = PROJECT["urls"]["Repository"]
 FOLDERS = ("wflow", "studies", "benchmarks", "tests", "docs", "examples", ".ci")
@@ -72,16 +73,17 @@ def test_extras_that_contain_extras_name_the_distribution() -> None:
             assert {*inner} <= EXTRAS.keys()
 
 
-def test_links_of_the_first_page_are_absolute_and_lead_to_files() -> None:
+def test_links_of_the_first_page_lead_to_files_here_and_on_an_index() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    links = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
-    assert not re.findall(r"\]\((?!https?://)", text), "a relative link is dead on an index's page"
-    used = set(re.findall(r"\]\[([^\]]+)\]", text))
-    assert used == links.keys()
-    for label, target in links.items():
-        place = re.fullmatch(rf"{REPOSITORY}/(?:blob|tree|raw)/main/([^#]+)(#.*)?", target)
-        assert place, f"{label}: {target} is not of {REPOSITORY}"
-        assert (ROOT / place[1]).exists(), f"{label}: there is no {place[1]}"
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert "docs/figures/tokens.gif" in targets
+    for target in targets:
+        assert (ROOT / target).is_file(), f"there is no {target}"
+    for each in TOOLS["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    for target, link in zip(targets, re.findall(r"\]\(([^)]+)\)", text), strict=True):
+        kind = "raw" if target.endswith(".gif") else "blob"
+        assert link == f"{REPOSITORY}/{kind}/main/{target}"
 
 
 def test_the_address_of_the_documentation_is_a_page_of_the_repository() -> None:

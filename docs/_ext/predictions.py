@@ -128,34 +128,52 @@ def table(names: tuple[str, ...], source: str = "", folder: str = "") -> str:
         label = f"{study}, {document['label']}" if "label" in document else study
         for f in filter(lambda f: named.search(f["source"]), document["findings"]):
             kind = short(f["verdict"]).replace(" ", "-")
+            kind += f" {paper(f['source'])}"
             verdict = f'<span class="verdict {kind}">{f["verdict"]}</span>'
             cells = (f["prediction"], verdict, folded(f["found"]), f["source"])
             rows.append(f"| {' | '.join(cells)} | [{label}]({folder}{study}.md) |")
     return "\n".join(rows)
 
 
-def counts() -> str:
-    """How many findings have each verdict, as buttons that show these alone.
+def paper(source: str) -> str:
+    """The paper that a finding cites, or "other" for another one or a question of ours."""
+    cited = re.search(rf"\[({'|'.join(PAPERS)})\]", source, re.IGNORECASE)
+    return cited[1].lower() if cited else "other"
 
-    The choice is made by docs/_static/predictions.css: no script has to run.
-    """
-    every = [
-        f["verdict"] for _, _, names in SECTIONS for name in names for f in read(name)["findings"]
-    ]
-    kinds = Counter(map(short, every))
-    choices = {"all": len(every)} | {verdict: kinds[verdict] for verdict in VERDICTS}
-    assert sum(choices.values()) == 2 * len(every), f"verdicts are {sorted(set(every))}"
-    buttons = []
-    for name, count in choices.items():
-        kind, checked = name.replace(" ", "-"), " checked" if name == "all" else ""
-        buttons.append(
-            f'<label><input type="radio" name="verdict" id="{kind}"{checked}> {name} '
+
+def choices(legend: str, group: str, counts: dict[str, int]) -> str:
+    """Buttons that each show the rows of one class alone; no script has to run."""
+    lines = [f'<fieldset class="choices"><legend>{legend}</legend>']
+    for name, count in counts.items():
+        kind, title = name.replace(" ", "-"), name.upper() if name in PAPERS else name
+        checked = " checked" if name == "all" else ""
+        lines.append(
+            f'<label><input type="radio" name="{group}" id="{group}-{kind}"{checked}> {title} '
             f'<b class="verdict {kind}">{count}</b></label>'
         )
-    below = sum(verdict.endswith(" at this size") for verdict in every)
-    lines = ['<fieldset class="verdicts"><legend>Findings by verdict</legend>', *buttons,
-             "</fieldset>"]  # fmt: skip
-    return "\n".join(lines) + f"\n\n{below} of them were found below the size of the paper.\n"
+    rules = [
+        f"article:has(#{group}-{kind}:checked) :is(table.predictions tbody tr, section section)"
+        f":not(:has(.{kind})) {{ display: none; }}"
+        for kind in (name.replace(" ", "-") for name in counts if name != "all")
+    ]
+    return "\n".join([*lines, "</fieldset>", "<style>", *rules, "</style>"])
+
+
+def counts() -> str:
+    """How many findings have each verdict and are of each paper, as buttons."""
+    every = [f for _, _, names in SECTIONS for name in names for f in read(name)["findings"]]
+    kinds = Counter(short(f["verdict"]) for f in every)
+    papers = Counter(paper(f["source"]) for f in every)
+    assert kinds.keys() <= set(VERDICTS), f"verdicts are {sorted(kinds)}"
+    whole = {"all": len(every)}
+    below = sum(f["verdict"].endswith(" at this size") for f in every)
+    return "\n\n".join(
+        [
+            choices("Findings by verdict", "verdict", whole | {k: kinds[k] for k in VERDICTS}),
+            choices("By paper", "paper", whole | {k: papers[k] for k in (*PAPERS, "other")}),
+            f"{below} of them were found below the size of the paper.\n",
+        ]
+    )
 
 
 def page() -> str:
@@ -185,7 +203,8 @@ def readme(text: str) -> str:
     for name, place, claim in MAIN:
         document = read(name)
         f, study = document["findings"][place], document["study"]
-        rows.append(f"| [{claim}][{study}] ({f['source']}) | {f['verdict']} | {f['found']} |")
+        link = f"[{claim}](docs/results/{study}.md)"
+        rows.append(f"| {link} ({f['source']}) | {f['verdict']} | {f['found']} |")
     return before + BEGIN + "\n".join(rows) + "\n" + END + after
 
 

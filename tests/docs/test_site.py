@@ -52,6 +52,15 @@ def test_links_between_pages_lead_to_files():
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_code_of_the_pages_fits_80_columns():
+    """The width of a code block of the site in a window of 1280 pixels."""
+    for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        text = page.read_text(encoding="utf-8")
+        for kind, code in re.findall(r"^```(.*?)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            wide = [line for line in code.splitlines() if len(line) > 80]
+            assert kind == "{raw} html" or not wide, f"{page.relative_to(ROOT)}: {wide}"
+
+
 def test_anchors_of_the_theory_are_unique_and_those_that_are_used_exist():
     texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
     anchors = [

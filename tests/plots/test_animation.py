@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.figure import Figure
 from PIL import Image
 
 import wflow
@@ -66,6 +67,32 @@ def test_frames_are_those_of_a_figure_drawn_as_a_whole(tmp_path: Path) -> None:
         whole = np.asarray(image.convert("RGB"), dtype=int)
     # The names of the axes, which stand before the tokens in one and behind them in the other.
     assert np.mean(np.abs(fast - whole).max(axis=2) > 40) < 0.002
+
+
+@pytest.mark.parametrize("d", [2, 3, 5, "density"])
+def test_given_axes_show_what_moves_alone(d: Any, tmp_path: Path) -> None:
+    if d == "density":
+        save = wflow.SaveAt(snapshots=np.linspace(0, 0.1, 5))
+        run = wflow.meanfield.solve(
+            lambda x: 1 + x[:, 0], wflow.heads.Frozen(), mesh=wflow.meanfield.Sphere(162),
+            heads=[np.eye(3)], t_final=0.1, dt=0.025, save=save,
+        )  # fmt: skip
+    else:
+        run = solved(d)
+    left, right = Figure(dpi=40).subplots(1, 2)
+    right.plot([0, 1])
+    playing = plots.animate(run, tmp_path / "a.gif", ax=left, dpi=40, fps=10)
+    assert playing._fig is left.figure and not left.figure.get_suptitle()
+    assert len(right.lines) == 1 and left.get_title().endswith(f"= {run.snapshot.values[-1]:g}")
+    assert ("first three principal axes" in left.get_title()) == (d == 5)
+    frames = pictures(tmp_path / "a.gif")
+    half = frames[0].shape[1] // 2
+    assert len(frames) == 5
+    assert all((one != two)[:, :half].any() for one, two in pairwise(frames))
+    assert playing._repr_html_().count("data:image/png") == 5
+    with pytest.raises(InputError, match="expected one Axes"):
+        plots.animate(run, tmp_path / "b.gif", ax=left.figure)
+    assert not (tmp_path / "b.gif").exists()
 
 
 def test_tokens_behind_the_sphere_are_paler() -> None:

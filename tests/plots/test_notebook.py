@@ -106,19 +106,34 @@ def limit() -> xr.Dataset:
     return wflow.meanfield.solve(np.ones(16), law, mesh=mesh, heads=1, t_final=0.1)
 
 
+def drawn(name: str, run: xr.Dataset, limit: xr.Dataset, **options: Any) -> Any:
+    """Draw the figure of a function of `wflow.plots`."""
+    given = OTHERS[name]() if name in OTHERS else (limit if name in DENSITIES else run,)
+    given += (0.3,) if name == "clusters_over_time" else ()
+    return getattr(plots, name)(*given, **options)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_every_figure_fits_one_column_of_a_page(name: str, run, limit) -> None:
+    figure = drawn(name, run, limit, style="paper")
+    assert figure.get_figwidth() == 3.3
+    figure.draw_without_rendering()
+    assert drawn(name, run, limit).get_figwidth() >= 3.3
+    with pytest.raises(InputError, match="paper"):
+        drawn(name, run, limit, style="poster", ax=Figure().subplots())
+
+
 @pytest.mark.parametrize("name", [*CELLS, *(f"run.wflow.plot {kind}" for kind in ACCESSED)])
 def test_given_axes_are_drawn_in_and_nothing_else_is(name: str, run, limit) -> None:
     owner = Figure()
     left, right = owner.subplots(1, 2)
     size = left.xaxis.label.get_size()
     if name in CELLS:
-        given = OTHERS[name]() if name in OTHERS else (limit if name in DENSITIES else run,)
-        given += (0.3,) if name == "clusters_over_time" else ()
-        drawn = getattr(plots, name)(*given, ax=left)
+        figure = drawn(name, run, limit, ax=left)
     else:
         kind = name.split()[-1]
-        drawn = (limit if kind in ("density", "free_energy") else run).wflow.plot(kind, ax=left)
-    assert drawn is owner
+        figure = (limit if kind in ("density", "free_energy") else run).wflow.plot(kind, ax=left)
+    assert figure is owner
     assert left.has_data() and not right.has_data()
     assert owner.axes == [left, right] and not owner.legends and not owner.texts
     assert left.xaxis.label.get_size() == size, "the style is that of the owner"

@@ -75,14 +75,30 @@ def test_tokens_of_a_cluster_have_one_colour_and_places_have_their_own(d: int) -
         plots.token_snapshots(run, color="depth")
 
 
-@pytest.mark.parametrize("style", ["screen", "paper"])
-def test_figures_fit_the_columns_of_a_page(style) -> None:
-    width = {"screen": 6.9, "paper": 3.3}[style]
+def test_figures_of_several_panels_or_runs_fit_the_columns_of_a_page() -> None:
     run = a_run()
-    for figure in (plots.energy_balance(run, style=style), plots.token_snapshots(run, style=style)):
-        assert figure.get_figwidth() == width
-    with pytest.raises(InputError, match="paper"):
-        plots.energy_balance(run, style="poster")
+    several = {4: run, 8: a_run(heads=8)}
+    for style, width in (("screen", 6.9), ("paper", 3.3)):
+        for figure in (
+            plots.energy_balance(run, style=style),
+            plots.token_snapshots(run, style=style),
+            plots.gradient_over_time(several, style=style),
+            wflow.compare(*several.values()).plot(style=style),
+        ):
+            assert figure.get_figwidth() == width
+
+
+def test_small_terms_of_the_energy_balance_are_named_and_left_out() -> None:
+    run = a_run()
+    (martingale,) = [line for line in plots.energy_balance(run).axes[0].lines
+                     if line.get_label() == "martingale"]  # fmt: skip
+    assert np.abs(martingale.get_ydata()).max() > 0
+    run["martingale"] = run["martingale"] * 1e-4
+    axis = plots.energy_balance(run).axes[0]
+    assert "martingale" not in [line.get_label() for line in axis.lines]
+    assert "martingale" in axis.get_title(loc="left")
+    run["energy"] = run["energy"].isel(time=0).broadcast_like(run["energy"])  # it does not move
+    assert "E(t) − E(0)" in [line.get_label() for line in plots.energy_balance(run).axes[0].lines]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from wflow.plots.figure import (
     evenly,
     facts,
     log_axis,
+    panel,
     series,
     snapshots,
     style,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
     from matplotlib.axes import Axes
     from matplotlib.collections import PathCollection
+    from matplotlib.figure import Figure
     from xarray import Dataset
 
 SIZE = (7.2, 3.7)  # inches; even numbers of pixels at any dpi that divides by ten, as MP4 needs
@@ -49,6 +51,7 @@ def animate(
     fps: float = 20.0,
     dpi: float = 100.0,
     color: Any = _NEAR,
+    ax: "Axes | None" = None,
 ) -> "FuncAnimation":
     """Animate tokens, or the density, of one path through the snapshots, the energy beside them.
 
@@ -78,6 +81,9 @@ def animate(
         Colour of the tokens: of their clusters at the last snapshot, by single linkage at 0.2 rad;
         of where they are at the first; or a colour of Matplotlib for all tokens, or one for each
         of the n tokens.
+    ax : matplotlib.axes.Axes, optional
+        Existing Axes to draw the tokens or the density in, without the energy; the other artists of
+        its figure stay as they are. Default: a new figure in the style of wflow.
 
     Returns
     -------
@@ -88,7 +94,7 @@ def animate(
     ------
     InputError
         For a run without snapshots, ``save=wflow.SaveAt(snapshots=[...], paths=[...])``, for
-        another ending of `file`, and for MP4 on a machine without ffmpeg.
+        another ending of `file`, for MP4 on a machine without ffmpeg, and for `ax` that is no Axes.
 
     See Also
     --------
@@ -140,7 +146,7 @@ def animate(
             dots, move = _tokens(axis, clouds[0], colours, run.sizes["axis"])
             return [dots], lambda k: move(clouds[k])
 
-    playing = _animation(run, int(path), time, start, note, fps, dpi)
+    playing = _animation(run, int(path), time, start, note, fps, dpi, ax)
     if place is not None:
         _write(playing, place, fps, dpi)
     return playing
@@ -208,11 +214,24 @@ def _animation(
     note: str,
     fps: float,
     dpi: float,
+    ax: "Axes | None",
 ) -> "FuncAnimation":
     """Return the animation, of artists that are updated in place."""
-    from wflow.plots.inline import AnimatedFigure, Animation
+    from wflow.plots.inline import AnimatedFigure
 
-    beside, shown_times = _curve(run, path), time_texts(time)
+    shown_times = time_texts(time)
+    if ax is not None:
+        with panel(ax, *SIZE) as (owner, alone):
+            _, move = start(alone)
+            title = alone.set_title(note, loc="center")
+
+        def show_alone(k: int) -> list[Any]:
+            move(k)
+            title.set_text(f"{note}\n$t$ = {shown_times[k]}".lstrip())
+            return []
+
+        return _playing(owner, show_alone, len(time), fps, dpi)
+    beside = _curve(run, path)
     with style():
         width, height = SIZE
         ratios = [1.0] if beside is None else [1.0, 1.25]
@@ -252,7 +271,15 @@ def _animation(
             marker.set_data(time[k : k + 1], where[k : k + 1])
         return []
 
-    playing = Animation(figure, show, frames=len(time), interval=1000 / fps, blit=False)
+    return _playing(figure, show, len(time), fps, dpi)
+
+
+def _playing(
+    figure: "Figure", show: Callable[[int], list[Any]], frames: int, fps: float, dpi: float
+) -> "FuncAnimation":
+    from wflow.plots.inline import Animation
+
+    playing = Animation(figure, show, frames=frames, interval=1000 / fps, blit=False)
     playing.dpi = dpi
     return playing
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from wflow._core.checks import shown, switch
 from wflow._core.errors import InputError
-from wflow.plots.figure import panel, require
+from wflow.plots.figure import Style, panel, require, width_in
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +33,7 @@ def bifurcation(
     name: str = "order",
     *,
     relative: bool = False,
+    style: Style = "screen",
     ax: Axes | None = None,
 ) -> Figure:
     r"""Draw branches of stationary densities over the diffusion, with their stability and folds.
@@ -47,6 +48,9 @@ def bifurcation(
         Variable (point,) to draw, or "free_energy_difference" for F - F_uniform.
     relative : bool, default False
         Whether the diffusion is in units of the one at which the branch leaves the uniform density.
+    style : {"screen", "paper"}, default: "screen"
+        Size of a new figure: "screen" is 4.6 inches wide, and "paper" 3.3 inches, one column of a
+        journal page.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
 
@@ -82,7 +86,7 @@ def bifurcation(
     if not isinstance(name, str):
         raise InputError(f"name is {shown(name)}: expected the name of a variable of the branch")
     curves = {label: _curve(ds, name, relative) for label, ds in given.items()}
-    with panel(ax, 4.6, 3.0) as (figure, axis):
+    with panel(ax, width_in(style, 4.6), 3.0) as (figure, axis):
         for k, (label, (x, y, solid, fold, start)) in enumerate(curves.items()):
             colour = _COLOURS[k % len(_COLOURS)]
             for part, stable in _parts(solid):

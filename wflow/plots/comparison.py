@@ -19,8 +19,8 @@ from wflow._core.printable import printable
 from wflow._core.reprs import value_text
 from wflow.analysis.verify import turned_over
 from wflow.plots.charts import escaped
-from wflow.plots.figure import PAGE, evenly, grid, time_axis
-from wflow.plots.style import style
+from wflow.plots.figure import Style, evenly, grid, time_axis, width_in
+from wflow.plots.style import style as settings
 from wflow.runs.read import config_of, parse_config
 from wflow.runs.schema import COORDINATES
 from wflow.runs.snapshots import dataset_of, same_times
@@ -108,8 +108,14 @@ class Comparison:
         """
         return self.quantities.to_dataframe()
 
-    def plot(self) -> Figure:
+    def plot(self, *, style: Style = "screen") -> Figure:
         """Draw the energy, the speed and the residuals of both runs, and W₂ along time.
+
+        Parameters
+        ----------
+        style : {"screen", "paper"}, default: "screen"
+            "screen" is 6.9 inches wide, both columns of a journal page; "paper" is 3.3 inches wide,
+            one column.
 
         Returns
         -------
@@ -119,13 +125,14 @@ class Comparison:
         Raises
         ------
         InputError
-            For runs that have none of these in common.
+            For runs that have none of these in common, and another style.
         """
+        width = width_in(style)
         count = len(self.curves) + (self.w2 is not None)
         if not count:
             raise InputError("the runs have no series or tokens in common to draw")
-        with style():
-            figure, axes = grid(count, 1, PAGE, 1.7 * count + 0.6, sharex=True)
+        with settings():
+            figure, axes = grid(count, 1, width, 1.7 * count + 0.6, sharex=True)
             for axis, (name, (time, *values)) in zip(axes.flat, self.curves.items(), strict=False):
                 for each, label, line in zip(values, self.names, ("-", "--"), strict=True):
                     axis.plot(time, each, line, label=printable(label, lines=False))

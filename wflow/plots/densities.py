@@ -25,7 +25,7 @@ from wflow.plots.figure import (
     snapshots,
     time_axis,
     time_texts,
-    wide,
+    width_in,
 )
 from wflow.plots.style import style as apply
 from wflow.plots.tokens import globe, view
@@ -108,7 +108,7 @@ def density_snapshots(
     many = ", mean over the paths" if ds.sizes.get("path", 1) > 1 else ""
     note += many if which == "mean" else f", path {which}"
     if centres.shape[1] == 2:
-        with panel(ax, 4.6 if wide(style) else COLUMN, 2.8) as (figure, axis):
+        with panel(ax, width_in(style, 4.6), 2.8) as (figure, axis):
             _curves(axis, centres, drawn, values)
             if ax is None:
                 axis.set_title(textwrap.fill(note, 50), fontsize=8.0, color="0.25", loc="left")
@@ -118,7 +118,7 @@ def density_snapshots(
         drawn, values = drawn[-1:], values[-1:]
     norm, seen = colours_of(values), pixels_of(centres)
     if ax is not None:
-        with panel(ax, COLUMN, COLUMN) as (figure, axis):
+        with panel(ax, width_in(style, COLUMN), COLUMN) as (figure, axis):
             image = ball(axis, seen(values[0]), norm)
             axis.set_title(f"$t$ = {time_texts(drawn)[0]}")
             figure.colorbar(image, ax=axis, shrink=0.7, label=r"$\rho$")
@@ -140,7 +140,9 @@ def densities(
     return drawn, np.asarray(values.values, float), np.asarray(ds["centres"].values, float)
 
 
-def free_energy_over_time(ds: "Dataset", *, ax: "Axes | None" = None) -> "Figure":
+def free_energy_over_time(
+    ds: "Dataset", *, style: Style = "screen", ax: "Axes | None" = None
+) -> "Figure":
     r"""Draw free energy and entropy of densities over time, and what tells of errors in space.
 
     Parameters
@@ -148,6 +150,8 @@ def free_energy_over_time(ds: "Dataset", *, ax: "Axes | None" = None) -> "Figure
     ds : xarray.Dataset
         Run of `wflow.meanfield.solve`. Curves are means over the paths, bands hold the middle 80 %
         of the paths.
+    style : {"screen", "paper"}, default: "screen"
+        Size of a new figure: either one is 3.3 inches wide, one column of a journal page.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw the free energy alone in, or the entropy of a run without an energy.
         Default: a new figure.
@@ -193,15 +197,16 @@ def free_energy_over_time(ds: "Dataset", *, ax: "Axes | None" = None) -> "Figure
     panels = [(name, label) for name, label in panels if name in ds]
     limits = {"numerical_diffusion": (config(ds).get("kappa"), r"$\kappa$")}
     limits["spectral_tail"] = (TAIL, "not resolved")
+    width = width_in(style, COLUMN)
     if ax is not None:
-        with panel(ax, COLUMN, 2.8) as (figure, axis):
+        with panel(ax, width, 2.8) as (figure, axis):
             name, label = panels[0]
             curve(axis, *series(ds, name), color="#000000", linewidth=1.3, band_alpha=0.2)
             axis.set_ylabel(label)
             time_axis(axis)
         return figure
     with apply():
-        figure, axes = grid(len(panels), 1, COLUMN, 0.7 + 1.35 * len(panels), sharex=True)
+        figure, axes = grid(len(panels), 1, width, 0.7 + 1.35 * len(panels), sharex=True)
         for axis, (name, label) in zip(axes.flat, panels, strict=True):
             time, values = series(ds, name)
             curve(axis, time, values, color="#000000", linewidth=1.3, band_alpha=0.2)
@@ -318,6 +323,8 @@ def moving(
     InputError
         For densities at fewer than three times.
     """
+    from wflow.plots.inline import AnimatedFigure
+
     time, values, centres = densities(run, path, most=frames, least=3)
 
     def on_circle(axis: "Axes") -> tuple[list[Any], Callable[[int], None]]:
@@ -332,7 +339,8 @@ def moving(
         image = ball(axis, seen(values[0]), colours_of(values))
         figure: Any = axis.figure
         figure.colorbar(image, ax=axis, shrink=0.7, label=r"Density $\rho$", pad=0.02)
-        figure.shows(255 * image.get_cmap()(np.linspace(0, 1, 160))[:, :3])
+        if isinstance(figure, AnimatedFigure):
+            figure.shows(255 * image.get_cmap()(np.linspace(0, 1, 160))[:, :3])
         # What is drawn over the image is drawn again with it.
         above = sorted([*axis.lines, *axis.texts], key=lambda artist: artist.get_zorder())
         return [image, *above], lambda k: image.set_data(seen(values[k]))

@@ -246,10 +246,10 @@ def check_one_time(count: int) -> None:
         raise InputError(f"ax is one Axes, and there are {count} times to draw: give one of times")
 
 
-def wide(style: Style) -> bool:
-    """Whether a figure has the width of both columns of a page; refuses other styles."""
+def width_in(style: Style, screen: float = PAGE) -> float:
+    """Return the width of a figure in inches, on paper one column; refuses other styles."""
     check_choice("style", style, ("screen", "paper"))
-    return style == "screen"
+    return screen if style == "screen" else COLUMN
 
 
 def rounded(times: ArrayLike) -> list[float]:
@@ -287,9 +287,9 @@ def snapshot_panels(
     style : of the figure
     height_of : (width of a panel, rows) -> height of a row, inches
     """
-    page = wide(style)
-    rows, columns = rectangle(len(times), 5 if page else 3)
-    width = PAGE if page and columns > 2 else COLUMN
+    full = width_in(style)
+    rows, columns = rectangle(len(times), 5 if full > COLUMN else 3)
+    width = full if columns > 2 else COLUMN
     note = textwrap.fill(note, int(17 * width))
     height = rows * height_of(width / columns, rows) + 0.25 + 0.14 * note.count("\n")
     figure, axes = grid(rows, columns, width, height)

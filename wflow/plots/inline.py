@@ -134,12 +134,10 @@ class Animation(matplotlib.animation.FuncAnimation):
 
 
 class GifWriter(matplotlib.animation.AbstractMovieWriter):
-    """Writer of GIF whose frames share the colours of the first.
+    """Writer of GIF whose frames share the colours of the first, in figures of wflow.
 
     That of Matplotlib chooses colours for each frame, which takes longer than drawing it.
     """
-
-    fig: AnimatedFigure
 
     def setup(self, fig: Any, outfile: Any, dpi: float | None = None) -> None:
         """Begin a file."""
@@ -148,7 +146,12 @@ class GifWriter(matplotlib.animation.AbstractMovieWriter):
 
     def grab_frame(self, **savefig_kwargs: Any) -> None:
         """Draw a frame."""
-        self._pictures.append(self.fig.picture(float(self.dpi)))
+        if isinstance(self.fig, AnimatedFigure):
+            self._pictures.append(self.fig.picture(float(self.dpi)))
+            return
+        drawn = io.BytesIO()
+        self.fig.savefig(drawn, format="png", dpi=self.dpi)
+        self._pictures.append(Image.open(drawn).convert("RGB"))
 
     def finish(self) -> None:
         """Write the file; the animation is repeated without end, and pauses at its end."""

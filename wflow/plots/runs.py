@@ -35,6 +35,7 @@ from wflow.plots.figure import (
     grid,
     head_count,
     last_mean,
+    legend_below,
     log_axis,
     mean_label,
     minus,
@@ -47,7 +48,7 @@ from wflow.plots.figure import (
     step_error,
     stored_path,
     time_axis,
-    wide,
+    width_in,
 )
 from wflow.plots.style import style as apply
 from wflow.plots.tokens import token_snapshots
@@ -92,6 +93,7 @@ def gradient_over_time(
     datasets: Dataset | Mapping[int, Dataset],
     name: str = "upper_gradient_sq",
     *,
+    style: Style = "screen",
     ax: Axes | None = None,
 ) -> Figure:
     r"""Draw the squared upper gradient over time on a log scale, one curve per head count.
@@ -104,6 +106,9 @@ def gradient_over_time(
         error of the mean, which overlap less.
     name : str, default: "upper_gradient_sq"
         Variable (path, time) to draw. Runs without an energy have ``"speed_sq"``.
+    style : {"screen", "paper"}, default: "screen"
+        "paper" is 3.3 inches wide, one column of a journal page. "screen" is as wide for one run,
+        and 6.9 inches for several.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
 
@@ -151,9 +156,10 @@ def gradient_over_time(
         "speed_sq": r"Mean squared speed $\Sigma_i |v_i|^2 / n$",
     }.get(name, name)
     several = len(runs) > 1
+    width = width_in(style, PAGE if several else COLUMN)
     curves = [(heads, *series(runs[heads], name)) for heads in sorted(runs)]
     bands = any(values.shape[0] > 1 for _, _, values in curves)
-    with panel(ax, PAGE if several else COLUMN, 2.8) as (figure, axis):
+    with panel(ax, width, 2.8) as (figure, axis):
         for k, (heads, time, values) in enumerate(curves):
             # Zero, and what a run cut short did not record, have no place on a log scale.
             values = np.where(values > 0, values, np.nan)
@@ -183,9 +189,11 @@ def gradient_over_time(
         if bands:
             title += band_note("error" if several else "percentiles")
         # A figure of one column is too narrow for all of it in a line.
-        axis.set_title(title if several else title.replace("; ", "\n"))
-        if several and ax is None:
+        axis.set_title(title if width > COLUMN else title.replace("; ", "\n"))
+        if several and ax is None and width > COLUMN:
             figure.legend(title="Heads $H$", loc="outside right upper", labelspacing=0.55)
+        elif several and ax is None:
+            legend_below(figure, axis, 4, title="Heads $H$")
         elif several:
             axis.legend(title="Heads $H$")
     return figure
@@ -211,6 +219,7 @@ def gradient_against_heads(
     fit: PowerLaw | None = None,
     fit_from: int = 1,
     *,
+    style: Style = "screen",
     ax: Axes | None = None,
 ) -> Figure:
     r"""Draw the time-averaged squared upper gradient against the number of heads, with a fit.
@@ -226,6 +235,8 @@ def gradient_against_heads(
         Power law through the means over the paths, of `wflow.fits.power_law`. Default: no line.
     fit_from : int, default: 1
         Smallest head count that took part in the fit; the others are drawn hollow.
+    style : {"screen", "paper"}, default: "screen"
+        Size of a new figure: either one is 3.3 inches wide, one column of a journal page.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
 
@@ -276,7 +287,7 @@ def gradient_against_heads(
         raise InputError("values are beyond 1e150: their spread leaves the range of doubles")
     paths = y.shape[1]
     mean = y.mean(axis=1)
-    with panel(ax, COLUMN, 2.8) as (figure, axis):
+    with panel(ax, width_in(style, COLUMN), 2.8) as (figure, axis):
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         if fit is not None:
@@ -320,7 +331,8 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
     The drift of the weights and the Itô correction nearly cancel and dwarf the rest: their sum is
     drawn with the other terms, and each of them in a panel below. The residuals have a separate
     panel and scale, so that one a hundred times smaller is visible, and its title says which error
-    of the steps they show. Terms that are zero throughout are named and not drawn.
+    of the steps they show. Terms that are zero throughout, or below 1 % of the largest one, are
+    named and not drawn.
 
     Parameters
     ----------
@@ -332,7 +344,7 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
         panels; "paper" is 3.3 inches wide, one column, with the legends in them.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in, in its own style: the terms, with drift and correction summed, and
-        the residuals in one panel. Default: a new figure in the style of wflow.
+        the residuals in one panel, small ones too. Default: a new figure in the style of wflow.
 
     Returns
     -------
@@ -371,7 +383,8 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
     """
     check_run(ds)
     require(ds, _BALANCE, budget_advice(ds))
-    page = wide(style)
+    width = width_in(style)
+    page = width > COLUMN
     recorded = [name for name in TERMS if name in ds]
     time = series(ds, "energy")[0]
     parts, zero = balance_terms(
@@ -381,7 +394,7 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
     terms = [term for term in parts if term[0] not in ("drift", "ito") or len(weights) < 2]
     terms.sort(key=lambda term: -last_mean(term[2]))  # the legend in the order of the curves
     residuals = [(k, words, series(ds, name)[1]) for name, (k, words) in RESIDUALS.items()]
-    many = band_note("percentiles") if ds.sizes["path"] > 1 else ""
+    title = facts(ds) + (band_note("percentiles") if ds.sizes["path"] > 1 else "")
     if ax is not None:
         grey = [{"color": "0.5", "linestyle": line} for line in ("-", ":")]
         drawn = [(words, values, _LOOKS[k]) for k, words, values in terms]
@@ -389,18 +402,21 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
             (f"residual {words}", values, look)
             for (_, words, values), look in zip(residuals, grey, strict=True)
         ]
-        with panel(ax, COLUMN, 2.8) as (figure, axis):
+        with panel(ax, width_in(style, COLUMN), 2.8) as (figure, axis):
             _curves(axis, time, drawn)
             axis.set_ylabel("Energy")
             axis.legend()
             time_axis(axis)
-            axis.set_title(facts(ds) + many)
+            axis.set_title(title)
         return figure
+    terms, small = _visible(terms)
+    title += f"\nZero throughout: {', '.join(zero)}" if zero else ""
+    title += f"\nBelow 1 % of the largest, at the end: {', '.join(small)}" if small else ""
     note = step_error(ds)
     if np.nanmax(np.abs(residuals[0][2] - residuals[1][2]), initial=0.0) > 1e-9:
         note += "\nWith G², also what G² and the dissipation differ by"
-    residuals = [(k, f"{words}\n{mean_label(at_end(v))}", v) for k, words, v in residuals]
-    title = facts(ds) + many + (f"\nZero throughout: {', '.join(zero)}" if zero else "")
+    end = "\n" if page else ": "
+    residuals = [(k, f"{words}{end}{mean_label(at_end(v))}", v) for k, words, v in residuals]
     panels = [("Energy", title, terms, 1.7), ("Residual", note, residuals, 1.0)]
     if len(weights) == 2:
         title = "Weight drift and Itô correction, which are summed above"
@@ -408,7 +424,7 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
     shares = [share for *_, share in panels]
     with apply():
         figure, axes = grid(
-            len(panels), 1, PAGE if page else COLUMN, (1.35 if page else 1.8) * sum(shares) + 0.8,
+            len(panels), 1, width, (1.35 if page else 1.8) * sum(shares) + 0.8,
             height_ratios=shares, sharex=True,
         )  # fmt: skip
         for axis, (name, title, curves, share) in zip(axes.flat, panels, strict=True):
@@ -417,7 +433,7 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
             under = (-0.15, -(0.4 if axis is axes.flat[-1] else 0.05) / share)
             axis.legend(
                 loc="upper left", bbox_to_anchor=(1.0, 1.05) if page else under,
-                ncols=1 if page else 2, handlelength=2.0, columnspacing=1.2,
+                ncols=1 if page or curves is residuals else 2, handlelength=2.0, columnspacing=1.2,
             )  # fmt: skip
             axis.set_ylabel(name)
             lines = title.splitlines()
@@ -426,6 +442,20 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
         figure.align_ylabels()
         figure.draw_without_rendering()  # the first layout changes the ticks, and they the layout
     return figure
+
+
+def _visible(
+    terms: list[tuple[str, str, NDArray]],
+) -> tuple[list[tuple[str, str, NDArray]], list[str]]:
+    """Return the terms above 1 % of the largest, with the energy, and what to say of the others."""
+    sizes = [float(np.nanmax(np.abs(values), initial=0.0)) for _, _, values in terms]
+    kept, small = [], []
+    for (key, words, values), size in zip(terms, sizes, strict=True):
+        if key == "energy" or size >= 0.01 * max(sizes):
+            kept.append((key, words, values))
+        else:
+            small.append(f"{words} {mean_label(at_end(values))}")
+    return kept, small
 
 
 def _curves(
@@ -486,7 +516,9 @@ def balance_terms(
     return terms, [named[name][1] for name in zero]
 
 
-def clusters_over_time(ds: Dataset, scale: float, *, ax: Axes | None = None) -> Figure:
+def clusters_over_time(
+    ds: Dataset, scale: float, *, style: Style = "screen", ax: Axes | None = None
+) -> Figure:
     """Draw the number of clusters of the tokens at the snapshots of a run.
 
     Parameters
@@ -496,6 +528,8 @@ def clusters_over_time(ds: Dataset, scale: float, *, ax: Axes | None = None) -> 
         steps, and their mean a bold line.
     scale : float
         Angle in radians up to which two tokens are linked to one cluster.
+    style : {"screen", "paper"}, default: "screen"
+        Size of a new figure: either one is 3.3 inches wide, one column of a journal page.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
 
@@ -545,7 +579,7 @@ def clusters_over_time(ds: Dataset, scale: float, *, ax: Axes | None = None) -> 
     if len(time) < 2:
         raise InputError("the run reached fewer than two snapshots; continue it with --resume")
     paths, n, title = len(counts), ds.sizes["token"], facts(ds, paths=False)
-    with panel(ax, COLUMN, 2.8) as (figure, axis):
+    with panel(ax, width_in(style, COLUMN), 2.8) as (figure, axis):
         if paths == 1:
             axis.step(time, counts[0], where="post", color="#0072B2")
             title += f", path {int(ds['snapshot_path'].values.flat[0])}"
@@ -569,7 +603,9 @@ def clusters_over_time(ds: Dataset, scale: float, *, ax: Axes | None = None) -> 
     return figure
 
 
-def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Figure:
+def heads_over_time(
+    ds: Dataset, path: int = 0, *, style: Style = "screen", ax: Axes | None = None
+) -> Figure:
     r"""Draw the eigenvalues of the heads of one path at the snapshots of a run.
 
     Parameters
@@ -578,6 +614,8 @@ def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Fi
         Run that kept its heads.
     path : int, default: 0
         Number of the path.
+    style : {"screen", "paper"}, default: "screen"
+        Size of a new figure: either one is 3.3 inches wide, one column of a journal page.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
 
@@ -624,7 +662,7 @@ def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Fi
     values = np.linalg.eigvalsh((heads + heads.swapaxes(-1, -2)) / 2)[..., ::-1]
     d = values.shape[-1]
     ranks = evenly(d, 6)
-    with panel(ax, COLUMN, 2.8) as (figure, axis):
+    with panel(ax, width_in(style, COLUMN), 2.8) as (figure, axis):
         for k, rank in enumerate(ranks):
             curve(
                 axis,
@@ -646,7 +684,7 @@ def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Fi
     return figure
 
 
-def plot_run(ds: Dataset, out_dir: str | Path) -> list[Path]:
+def plot_run(ds: Dataset, out_dir: str | Path, *, style: Style = "screen") -> list[Path]:
     """Write every figure that one run allows, as PNG and PDF, and return where they are.
 
     Parameters
@@ -657,6 +695,9 @@ def plot_run(ds: Dataset, out_dir: str | Path) -> list[Path]:
         densities in place of tokens, and the free energy.
     out_dir : str or pathlib.Path
         Folder of the figures, made if it is missing.
+    style : {"screen", "paper"}, default: "screen"
+        "screen" is up to 6.9 inches wide, both columns of a journal page; "paper" is 3.3 inches
+        wide, one column.
 
     Returns
     -------
@@ -682,26 +723,26 @@ def plot_run(ds: Dataset, out_dir: str | Path) -> list[Path]:
     ['run_tokens_path0.png', 'run_gradient_over_time.png', 'run_energy_balance.png']
     """
     check_run(ds)
-    return [file for stem, figure in run_figures(ds) for file in save(figure, out_dir, stem)]
+    return [file for stem, figure in run_figures(ds, style) for file in save(figure, out_dir, stem)]
 
 
-def run_figures(ds: Dataset) -> Iterator[tuple[str, Figure]]:
+def run_figures(ds: Dataset, style: Style = "screen") -> Iterator[tuple[str, Figure]]:
     """Yield the figures of `plot_run`, each with the name of its files."""
     prefix = f"{_stem(ds)}_"
     if "tokens" in ds and ds["tokens"].size:
         path = int(ds["snapshot_path"].values[0])
-        yield f"{prefix}tokens_path{path}", token_snapshots(ds, which=path)
+        yield f"{prefix}tokens_path{path}", token_snapshots(ds, which=path, style=style)
     if "density_mean" in ds and ds["density_mean"].size:
-        yield prefix + "density_mean", density_snapshots(ds)
+        yield prefix + "density_mean", density_snapshots(ds, style=style)
     heads = {head_count(ds): ds}
     gradient = "upper_gradient_sq" if "upper_gradient_sq" in ds else "speed_sq"
     stem = "gradient_over_time" if gradient != "speed_sq" else "speed"
     if gradient in ds and _finite(ds, [gradient], stem):
-        yield prefix + stem, gradient_over_time(heads, gradient)
+        yield prefix + stem, gradient_over_time(heads, gradient, style=style)
     if set(_BALANCE) & set(ds) and _finite(ds, _BALANCE, "energy_balance"):
-        yield prefix + "energy_balance", energy_balance(ds)
+        yield prefix + "energy_balance", energy_balance(ds, style=style)
     if "entropy" in ds and _finite(ds, ["entropy"], "free_energy"):
-        yield prefix + "free_energy", free_energy_over_time(ds)
+        yield prefix + "free_energy", free_energy_over_time(ds, style=style)
 
 
 def _stem(ds: Dataset) -> str:

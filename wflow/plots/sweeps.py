@@ -12,8 +12,8 @@ from wflow._core.checks import did_you_mean, shown
 from wflow._core.errors import InputError
 from wflow.analysis.fits import mean_and_error
 from wflow.distributed.sweep import AXES
-from wflow.plots.figure import curve, grid, panel, rectangle
-from wflow.plots.style import style
+from wflow.plots.figure import Style, curve, grid, panel, rectangle, width_in
+from wflow.plots.style import style as settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,13 @@ _PANELS = 12  # more cannot be read
 _FAILED = "0.85"  # colour of points without a value
 
 
-def sweep(table: Dataset, name: str | None = None, *, ax: Axes | None = None) -> Figure:
+def sweep(
+    table: Dataset,
+    name: str | None = None,
+    *,
+    style: Style = "screen",
+    ax: Axes | None = None,
+) -> Figure:
     """Draw a quantity of a sweep: a curve over one axis, a phase diagram over two, panels of three.
 
     The first axis of the grid goes along x, the second along y, the third from panel to panel. Axes
@@ -37,6 +43,9 @@ def sweep(table: Dataset, name: str | None = None, *, ax: Axes | None = None) ->
         The table of `wflow.sweep`.
     name : str, optional
         Variable to draw; by default the energy or, without one, the mean squared speed.
+    style : {"screen", "paper"}, default: "screen"
+        Size of a new figure: "screen" is 4.6 inches wide, or 2.8 and up to 9.4 for panels, and
+        "paper" 3.3 inches, one column of a journal page.
     ax : matplotlib.axes.Axes, optional
         Existing Axes to draw in, in its own style, for one or two axes. Default: a new figure in
         the style of wflow.
@@ -68,8 +77,8 @@ def sweep(table: Dataset, name: str | None = None, *, ax: Axes | None = None) ->
     """
     values, axes = _chosen(table, name)
     if len(axes) == 3:
-        return _panels(values, axes, ax)
-    with panel(ax, 4.6, 3.2) as (figure, axis):
+        return _panels(values, axes, style, ax)
+    with panel(ax, width_in(style, 4.6), 3.2) as (figure, axis):
         if len(axes) == 2:
             mesh = _phase(axis, values.mean("sample"), axes)
             figure.colorbar(mesh, ax=axis, label=_label(values))
@@ -123,7 +132,7 @@ def _chosen(table: Any, name: Any) -> tuple[DataArray, list[str]]:
     return values.assign_attrs(attrs), axes
 
 
-def _panels(values: DataArray, axes: list[str], ax: Axes | None) -> Figure:
+def _panels(values: DataArray, axes: list[str], style: Style, ax: Axes | None) -> Figure:
     """Draw a phase diagram for each value of the third axis, with one scale of colours."""
     count = values.sizes[axes[2]]
     if ax is not None or count > _PANELS:
@@ -133,10 +142,11 @@ def _panels(values: DataArray, axes: list[str], ax: Axes | None) -> Figure:
             + f": select some with table.sel({axes[2]}=...)"
         )
     means = values.mean("sample")
-    with style():
-        rows, columns = rectangle(count, 4)
-        size = (0.6 + 2.2 * columns, 0.4 + 2.0 * rows)
-        figure, panels = grid(rows, columns, *size, sharex=True, sharey=True)
+    with settings():
+        rows, columns = rectangle(count, 4 if style == "screen" else 2)
+        width = width_in(style, 0.6 + 2.2 * columns)
+        height = 0.4 + 0.91 * (width - 0.6) / columns * rows
+        figure, panels = grid(rows, columns, width, height, sharex=True, sharey=True)
         finite = means.values[np.isfinite(means.values)]
         ends = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
         for axis in panels.flat[count:]:

@@ -18,6 +18,7 @@ from wflow.plots.figure import (
     snapshot_panels,
     snapshots,
     time_texts,
+    width_in,
 )
 from wflow.plots.style import style as apply
 
@@ -284,7 +285,7 @@ def token_snapshots(
             disc(axis, points, names, first, NEAR if colours is None else colours)
 
     if ax is not None:
-        with panel(ax, COLUMN, COLUMN) as (figure, axis):
+        with panel(ax, width_in(style, COLUMN), COLUMN) as (figure, axis):
             draw(axis, cloud[0], True)
             axis.set_title(f"$t$ = {time_texts(drawn)[0]}")
         return figure

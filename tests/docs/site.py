@@ -4,8 +4,8 @@ Without a browser: no page loads anything from a network, every link leads to a 
 every public name is in the search index and in the inventory of objects. In a headless Chromium,
 where one is installed: no table is wider than its column, every formula is rendered, no page
 requests anything outside the site or writes an error to the console, the first screen of the home
-page shows a picture and code, and the search finds what it should first. `--screenshots FOLDER`
-keeps pictures.
+page shows a picture and code, buttons of the predictions show what they count, and the search finds
+what it should first. `--screenshots FOLDER` keeps pictures.
 """
 
 import argparse
@@ -200,7 +200,8 @@ def looked_at(site: Path, pictures: Path | None = None, only: str = "") -> list[
             ]
             if pictures and page.count("/") < 2 and "/wflow." not in page:
                 driver.save_screenshot(str(pictures / (page.replace("/", "-")[:-5] + ".png")))
-        wrong += _first_screen(driver, address) + _searched(driver, address, pictures)
+        wrong += _first_screen(driver, address) + _filtered(driver, address)
+        wrong += _searched(driver, address, pictures)
     return wrong
 
 
@@ -212,6 +213,20 @@ def _first_screen(driver: Any, address: str) -> list[str]:
         return box.height > 100 && box.top >= 0 && box.bottom <= 800; })"""
     missing = [tag for tag in ("img", "pre") if not driver.execute_script(inside, tag)]
     return [f"index.html: no whole <{tag}> on the first screen" for tag in missing]
+
+
+def _filtered(driver: Any, address: str) -> list[str]:
+    """What the buttons of the page of predictions show that is not what they count."""
+    driver.get(f"{address}/results/predictions.html")
+    rows = "return [...document.querySelectorAll('table.predictions tbody tr')]"
+    wrong = []
+    for label in driver.find_elements("css selector", "fieldset.choices label"):
+        label.click()
+        seen = driver.execute_script(f"{rows}.filter(row => row.offsetParent).length")
+        if seen != int(label.find_element("css selector", "b").text):
+            wrong.append(f"predictions.html: {label.text} shows {seen} rows")
+        label.find_element("xpath", "../label").click()  # all
+    return wrong
 
 
 def _searched(driver: Any, address: str, pictures: Path | None) -> list[str]:

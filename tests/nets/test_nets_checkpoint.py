@@ -90,12 +90,6 @@ def test_a_file_of_save_model_is_no_checkpoint(tmp_path):
     refused(tmp_path, "expected a checkpoint of a training", resume=True)
 
 
-def test_torch_alone_reads_what_is_written(tmp_path):
-    train.save_model(tmp_path / "w.pt", network(3))
-    found = torch.load(tmp_path / "w.pt", weights_only=True)["model"]
-    assert all(torch.equal(found[name], value) for name, value in network(3).state_dict().items())
-
-
 def test_a_whole_file_that_memory_has_no_room_for_is_not_called_damaged(tmp_path, monkeypatch):
     train.save_model(tmp_path / "w.pt", network())
     monkeypatch.setattr(memory, "SMALL", 0)

@@ -108,18 +108,6 @@ def test_other_passages_do_not_hold_the_own_one():
     assert study.without_own(texts) == [["b", "c", "a"], ["c", "a", "b"]]
 
 
-def test_bleu_is_that_of_its_definition():
-    pytest.importorskip("sacrebleu")
-    # Matches of orders 1 to 4: 6 of 7, 5 of 6, 4 of 5, 3 of 4; the lengths are equal.
-    want = 100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** 0.25
-    written, held_out = "the cat sat on the mat today", "the cat sat on the mat yesterday"
-    assert study.bleu([written], [[held_out]]) == pytest.approx(want)
-    assert study.bleu([written], [["another text"], [written]]) == pytest.approx(100)
-    shorter = "the cat sat on"
-    assert study.bleu([shorter], [[held_out]]) == pytest.approx(100 * math.exp(1 - 7 / 4))
-    assert "tok:13a" in study.metric()
-
-
 def test_the_likeliest_tokens_of_a_network_that_knows_the_text_are_the_text(corpus):
     text = corpus.text
 

@@ -5,9 +5,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from scripts import call, script  # noqa: E402
+from scripts import script  # noqa: E402
 
-from wflow import InputError, nets  # noqa: E402
+from wflow import nets  # noqa: E402
 
 
 @pytest.fixture
@@ -107,9 +107,3 @@ def test_the_weight_of_the_cost_is_the_published_one_without_the_half(no_data):
     assert loss.total.item() == pytest.approx(
         loss.parts["data"].item() + flags.lam * float(total), rel=1e-6
     )
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_absent_is_refused(tmp_path, monkeypatch, no_data):
-    with pytest.raises(InputError, match="CUDA"):
-        call("mnist_vit", monkeypatch, "--preset", "smoke", "--device", "cuda")

@@ -37,7 +37,7 @@ def test_a_cluster_is_as_far_from_the_eigenvector_of_the_mean_as_the_theory_says
         mean = flags.mean(study.CASES["one"], d)
         moves = OrnsteinUhlenbeck(mean, rate, 2 * rate * flags.variance, exact=True)
         run = wflow.solve(
-            np.tile(np.eye(d)[0], (2, 1)), moves, heads=[mean] * H, t_final=20.0, dt=0.01,
+            np.tile(np.eye(d)[0], (2, 1)), moves, heads=[mean] * H, t_final=20.0, dt=0.02,
             paths=paths, direction="ascent",
             save=wflow.SaveAt(snapshots=times, paths=range(paths), budget=False),
         )  # fmt: skip

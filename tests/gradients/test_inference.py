@@ -241,6 +241,8 @@ OU = OrnsteinUhlenbeck(MEAN)
         ({"law": Schedule([0.0], TABLE[:1])}, "heads is None"),
         ({"estimate": ["rate"]}, "what Frozen has"),
         ({"estimate": []}, "empty"),
+        ({"estimate": 1.5}, "what Frozen has"),
+        ({"estimate": np.ones((1, 2))}, "what Frozen has"),
         ({"heads": HEADS, "symmetric": True}, "not symmetric"),
         ({"noise": 0.0}, "noise"),
         ({"level": 1.0}, "level"),

@@ -203,7 +203,7 @@ def test_residuals_beyond_the_noise_are_warned_of():
 def test_a_bootstrap_agrees_where_the_run_is_nearly_linear(cases):
     """Of symmetric heads with a given noise; --long: more, also with tokens estimated."""
     D = MEAN[None]
-    for given, count in cases([(True, 20)], [(True, 200), (False, 200)]):
+    for given, count in cases([(True, 20)], [(True, 100), (False, 100)]):
         y = observe(X[:1], Frozen(), D, noise=0.005, dt=0.2)
         call = {"heads": D, "symmetric": True, "x0": X[0] if given else None}
         both = [
@@ -241,6 +241,8 @@ OU = OrnsteinUhlenbeck(MEAN)
         ({"law": Schedule([0.0], TABLE[:1])}, "heads is None"),
         ({"estimate": ["rate"]}, "what Frozen has"),
         ({"estimate": []}, "empty"),
+        ({"estimate": 1.5}, "what Frozen has"),
+        ({"estimate": np.ones((1, 2))}, "what Frozen has"),
         ({"heads": HEADS, "symmetric": True}, "not symmetric"),
         ({"noise": 0.0}, "noise"),
         ({"level": 1.0}, "level"),

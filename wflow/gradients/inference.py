@@ -654,9 +654,10 @@ def _parameters(
             )
         guess |= {"mean": law.mean, "rate": np.log(law.rate)}
     if estimate is not None:
-        given = [estimate] if isinstance(estimate, str) else list(estimate)
+        one = isinstance(estimate, str) or not np.iterable(estimate)
+        given = [estimate] if one else list(estimate)
         for name in given:
-            if name not in names:
+            if not isinstance(name, str) or name not in names:
                 raise InputError(
                     f"estimate has {shown(name)}: expected some of {', '.join(names)}, what "
                     f"{type(law).__name__} has"

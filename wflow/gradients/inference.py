@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -159,7 +159,7 @@ class Fit(ShortResult):
     freedom: int
     level: float
     converged: bool
-    _solution: _Solution
+    _solution: _Solution = field(init=False)
 
     def combination(self, weights: Mapping[str, ArrayLike]) -> tuple[float, float, float]:
         """Return a linear combination of the parameters, and the ends of its interval.
@@ -932,7 +932,7 @@ def _result(
     if "rate" in values:
         values["rate"], intervals["rate"] = np.exp(values["rate"]), np.exp(intervals["rate"])
     law, heads, x0 = model.arguments(best.theta)
-    return Fit(
+    found = Fit(
         parameters=values,
         intervals=intervals,
         undecided=tuple(_named(space, equal, best)),
@@ -944,8 +944,9 @@ def _result(
         freedom=best.freedom,
         level=level,
         converged=best.converged,
-        _solution=solution,
     )
+    object.__setattr__(found, "_solution", solution)  # behind `combination`, not an argument
+    return found
 
 
 def _named(space: _Space, equal: Mapping[str, Array], best: _Found) -> Iterable[Undecided]:

@@ -258,8 +258,8 @@ def of_problem(flags: Equilibria, problem: str, direction: str, at: "study.Datas
     sign = 1 if direction == "ascent" else -1
     beyond = float((sign * (energies / best - 1)).max())
     gap = np.abs(energies / best - 1).min()
-    numbers = f"the closed form is {best:.6f}, which the best start reaches "
-    numbers += f"to within {gap:.0e} of it" if gap else "to the last digit"
+    numbers = f"the closed form is {best:.6f}, and the best start comes "
+    numbers += f"within {gap:.0e} of it" if gap else "to its last digit"
     numbers += f"; {shares} end there"
     if not ends.all():
         others = at["form"].values[~ends]

@@ -152,7 +152,7 @@ def findings(table: "study.Dataset", named: dict[str, Any]) -> list[Finding]:
                      for name, (got, _) in named.items())  # fmt: skip
     return [
         Finding.decided(
-            "errors of heads are those of the Fisher information", THEORY,
+            "errors of estimated heads are as large as the Fisher information says", THEORY,
             f"{total:.2f} times those expected over all cases, {float(ratio.min()):.2f} to "
             f"{float(ratio.max()):.2f} in single ones", abs(total - 1) <= SAME,
         ),
@@ -165,7 +165,7 @@ def findings(table: "study.Dataset", named: dict[str, Any]) -> list[Finding]:
             "number of times", THEORY, laws, {"noise": 1.0, "n": -0.5, "times": -0.5}, 0.2,
         ),
         Finding.decided(
-            "what the observations do not decide is named", THEORY, text,
+            "directions that the observations do not decide are named, not estimated", THEORY, text,
             [got == expected for got, expected in named.values()],
         ),
     ]  # fmt: skip

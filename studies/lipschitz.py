@@ -187,7 +187,8 @@ def findings(flags: Lipschitz, layer: "study.Dataset", run: "study.Dataset") -> 
             f"relative difference at most {off.max():.1g} in {off.size} cases", off < TOLERANCE,
         ).of_theorem(),
         Finding.decided(
-            "the constant is at most of order $\\sqrt n$, and this is tight for moderate n", CAP,
+            "the local Lipschitz constant of a layer is at most of order $\\sqrt n$, and this is "
+            "tight for moderate n", CAP,
             f"at most {share.max():.2g} of {{eq}}`eq-local-lipschitz` in {share.size} cases; one "
             "opposite token: " + span(of_root) + " times $\\beta \\sqrt n$ for $n \\le "
             "e^{2\\beta}/8$", np.concatenate([share.ravel() <= 1, of_root >= 0.5]),
@@ -201,8 +202,8 @@ def findings(flags: Lipschitz, layer: "study.Dataset", run: "study.Dataset") -> 
             (of_exponential >= 0.9) & (above >= 1), known=bool(above.size),
         ),
         Finding.slope(
-            "the constant of uniform tokens tends to that of the mean-field limit: for the three "
-            "largest n it is a power within 0.1 of 0", THEORY, laws, 0.0, 0.1,
+            "the local Lipschitz constant of uniform tokens tends to that of the mean-field limit: "
+            "for the three largest n it is a power within 0.1 of 0", THEORY, laws, 0.0, 0.1,
         ),
         Finding.decided(
             "along a run the logarithm of the growth of $W_2$ is at most the integral of the local "

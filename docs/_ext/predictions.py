@@ -85,7 +85,11 @@ PAPERS = ("mht", "glpr", "bkkrw", "rwpo", "ott", "gptoc", "lcte2018", "cap")
 MAIN = (
     ("ou_heads", 0, "Ornstein-Uhlenbeck heads: G² decays like H^s, s within 0.1 of -1"),
     ("edi_defect", 0, "the energy balance holds with G²"),
-    ("stability_tokens", 0, "W₂(t) ≤ C exp(∫L) W₂(0)"),
+    (
+        "stability_tokens",
+        0,
+        "two clouds part no faster than W₂(t) ≤ C exp(∫L) W₂(0), L bounded by the weights",
+    ),
     ("mnist_vit", 0, "a continuous-time ViT is more accurate than one twice as wide"),
     ("rwpo_operator", 24, "the training phase of the sparse transformer inverts its layers"),
 )

@@ -247,7 +247,10 @@ def ablated(results: Results, ablation: str) -> list[study.Finding]:
         text, verdict = f"{text}, one seed, spread unknown", "inconclusive"
     else:
         noise = float(np.hypot(low.std(ddof=1), high.std(ddof=1)))
-        change, text = high.mean() - low.mean(), f"{text}, spread over seeds {noise:.2g}"
+        change, text = (
+            high.mean() - low.mean(),
+            f"{text}, standard deviation {noise:.2g} over seeds",
+        )
         if change + noise < LITTLE * gain:
             verdict = "confirmed"
         elif change - noise < LITTLE * gain:

@@ -744,7 +744,7 @@ def inverse(out: Part, flags: RwpoOperator) -> None:
     out.table(f"One layer (22) and one of (23) for {x.shape[0]} tokens N(0, I) in the plane, of "
               f"root mean square norm {size:.2f}, beta = 1:", table)  # fmt: skip
     out.decide("the training phase (23) goes back along the generation phase (22)", "Algorithm 1",
-               f"tokens of norm {size:.2f} come back with errors {min(trips):.2f} to "
+               f"tokens of norm {size:.2f} come back at distances {min(trips):.2f} to "
                f"{max(trips):.2f}: (23) has the sign of (22), and moves on",
                max(trips) < 1e-6)  # fmt: skip
     out.decide("the printed layer is a bijection, as (17) needs", "eq. 22, Proposition 3",

@@ -285,7 +285,9 @@ def _sums(ds: "Dataset", config: dict[str, Any]) -> Check:
     if exact:
         return below(name, worst, 1e-9, note + (", relative" if where else ""))
     note += "; " if note else ""
-    note += f"in units of what sampling explains, {_SIGMAS:g} deviations and {_FLOOR:g} of the sum"
+    note += (
+        f"1 is the largest that sampling explains: {_SIGMAS:g} deviations and {_FLOOR:g} of the sum"
+    )
     return below(name, worst, 1.0, note)
 
 
@@ -443,7 +445,8 @@ def order(ds: "Dataset", config: dict[str, Any]) -> Check:
     # A custom law or flow need not be as smooth as a higher order asks.
     custom = is_custom_config(config["law"]) or is_custom_config(config.get("flow"))
     limit = _SHORT + (promised - 1 if custom else 0)
-    return below(name, promised - observed, limit, f"{note}; the number is what is missing")
+    note += "; the number is the promised order less the observed one"
+    return below(name, promised - observed, limit, note)
 
 
 def _error_of_sums(config: dict[str, Any]) -> float:

@@ -621,7 +621,7 @@ def compared(better: ArrayLike, worse: ArrayLike, unit: str = "") -> tuple[str, 
     verdict: Verdict = "inconclusive"
     if abs(gap) > noise:
         verdict = "confirmed" if gap > 0 else "not confirmed"
-    return f"{text}, spread over seeds {noise:.2g}", verdict
+    return f"{text}, standard deviation {noise:.2g} over seeds", verdict
 
 
 def paired(

@@ -45,6 +45,8 @@ class MinimizingMovement(nn.Module):
         Width k of a head, the rank of its matrix at most 2 k; None is width / heads.
     tau : float, default 1.0
         Step :math:`\tau`, in units of the time of the flow.
+    steps : int, default 1
+        Steps one after another, with the same weights.
     metric : {"weighted", "w2"}
         The weighted distance of [1]_, whose flow is softmax attention for one head, or W₂, whose
         flow is attention that is not normalised; both to first order, each token on its own way.
@@ -108,6 +110,7 @@ class MinimizingMovement(nn.Module):
         *,
         head_width: int | None = None,
         tau: float = 1.0,
+        steps: int = 1,
         metric: Metric = "weighted",
         direction: Direction = "ascent",
         causal: bool = False,
@@ -119,7 +122,7 @@ class MinimizingMovement(nn.Module):
         self.head_width = (
             share(width, heads) if head_width is None else whole(head_width, "head_width")
         )
-        self.tau = positive(tau, "tau")
+        self.tau, self.steps = positive(tau, "tau"), whole(steps, "steps")
         check_choice("metric", metric, get_args(Metric))
         check_choice("direction", direction, get_args(Direction))
         self.metric, self.direction = metric, direction
@@ -130,7 +133,7 @@ class MinimizingMovement(nn.Module):
         self.key = nn.Linear(self.width, inner, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Move the hidden states by one step.
+        """Move the hidden states.
 
         Parameters
         ----------
@@ -159,7 +162,10 @@ class MinimizingMovement(nn.Module):
         with torch.inference_mode(False), torch.autocast(x.device.type, enabled=False):
             wide = (x.clone() if x.is_inference() else x).to(at_least_single(x.dtype))
             size = wide.norm(dim=2, keepdim=True)
-            return (size * self._moved(_directions(wide, size))).to(x.dtype)
+            u = _directions(wide, size)
+            for _ in range(self.steps):
+                u = self._moved(u)
+            return (size * u).to(x.dtype)
 
     def energy(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         r"""Return the energy of hidden states, which the layer moves one way only.
@@ -196,6 +202,7 @@ class MinimizingMovement(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"heads={self.heads}, head_width={self.head_width}, tau={self.tau:g}, "
+            f"steps={self.steps}, "
             f"metric={self.metric!r}, direction={self.direction!r}, causal={self.causal}"
         )
 

@@ -159,8 +159,7 @@ class MinimizingMovement(nn.Module):
         check_hidden(x, self.width, None, self.query.weight)
         if x.numel() == 0:
             return x
-        # Newton's method takes derivatives whatever the caller does.
-        with torch.inference_mode(False), torch.autocast(x.device.type, enabled=False):
+        with torch.autocast(x.device.type, enabled=False):
             wide = (x.clone() if x.is_inference() else x).to(at_least_single(x.dtype))
             size = wide.norm(dim=2, keepdim=True)
             u = _directions(wide, size)

@@ -257,11 +257,12 @@ def findings(
         bool((wrong == 0).all()),
     ).of_theorem()]  # fmt: skip
 
-    def cosines(name: str) -> np.ndarray:
-        return -results.values(name, "cosine")
+    # Not by cosines: tokens at two opposite points have a mean cosine of about zero, and rank one.
+    def rank(name: str) -> np.ndarray:
+        return results.values(name, "rank")
 
-    def cosines_deeper(name: str) -> np.ndarray:
-        return -results.values(name, "cosine_deeper")
+    def rank_deeper(name: str) -> np.ndarray:
+        return results.values(name, "rank_deeper")
 
     def right(name: str) -> np.ndarray:
         return results.values(name, "final")
@@ -270,11 +271,12 @@ def findings(
         return results.values(name, "noisy", -1) - results.values(name, "noisy", 0)
 
     questions = (
-        ("tokens are less alike at the end of {} than of {}", cosines, ""),
-        ("tokens are less alike at four times the depth of {} than of {}", cosines_deeper, ""),
+        ("tokens have a higher effective rank at the end of {} than of {}", rank, ""),
+        ("tokens have a higher effective rank at four times the depth of {} than of {}",
+         rank_deeper, ""),
         ("{} classifies more digits than {}", right, "points"),
         (f"{{}} loses less accuracy under noise of {LEVELS[-1]:g} than {{}}", kept, "points"),
-    )
+    )  # fmt: skip
     for statement, of, unit in questions:
         for ours in ("ascent", "descent"):
             for theirs in ("plain", "continuous"):
@@ -315,10 +317,9 @@ def report(flags: EnergyStableLayers, images: nets.data.Images, results: Results
         for name in models
     }
     return "\n\n".join((
-        f"{networks.caption(flags, flags.seeds, results, images.source)} {flags.epochs} epochs, "
-        f"batch {flags.batch}; {flags.depth} applications of a block of width {flags.width} with "
-        f"{flags.heads} heads; tau = {flags.tau:g}. Tokens are those of the first {EVALUATION} "
-        f"test images; energies that differ by less than {ROUNDING:g} of them are equal.",
+        f"{networks.caption(flags, flags.seeds, results, images.source)} Depth is the number of "
+        f"applications of one block. Tokens are those of the first {EVALUATION} test images. The "
+        f"energy moves the wrong way where it does so by more than {ROUNDING:g} of it.",
         study.markdown_table(main),
         "Test accuracy under Gaussian noise on normalised images:",
         study.markdown_table(noisy),
@@ -326,18 +327,18 @@ def report(flags: EnergyStableLayers, images: nets.data.Images, results: Results
 
 
 def figures(flags: EnergyStableLayers, results: Results) -> dict[str, study.Figure]:
-    """Draw mean cosine by depth, and the learning curves."""
+    """Draw the effective rank by depth, and the learning curves."""
     from wflow.plots import networks as plots
 
     depth = range(DEEPER * flags.depth + 1)
     drawn = [
-        plots.Line(name, depth, [r["cosines"] for r in records])
+        plots.Line(name, depth, [r["ranks"] for r in records])
         for name, records in results.records.items()
     ]
     curves = {"data": "training loss", "accuracy": "test accuracy"}
     panel = {f"trained with {flags.depth}": ("applications of the block", drawn)}
     return {
-        "collapse": plots.lines(panel, "Mean cosine of tokens"),
+        "collapse": plots.lines(panel, "Effective rank of tokens"),
         "learning_curves": plots.learning_curves(results.histories, curves),
     }
 

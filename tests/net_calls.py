@@ -197,7 +197,7 @@ ARGUMENTS = {
     "ContinuousTransformer.forward": lambda: dict(x=draw(2, 4, 8), valid=there(2, 4), mask=None),
     "ContinuousTransformer.trajectory": lambda: dict(x=draw(2, 4, 8), valid=there(2, 4), mask=None),
     "ContinuousTransformer.velocity_of": lambda: dict(x=draw(2, 4, 8)),
-    "MinimizingMovement": lambda: dict(width=8, heads=2, head_width=None, tau=1.0,
+    "MinimizingMovement": lambda: dict(width=8, heads=2, head_width=None, tau=1.0, steps=2,
         metric="weighted", direction="ascent", causal=False, tolerance=1e-4, iterations=20),
     "MinimizingMovement.forward": lambda: dict(x=draw(2, 4, 8)),
     "MinimizingMovement.energy": lambda: dict(x=draw(2, 4, 8), context=None),

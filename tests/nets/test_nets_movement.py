@@ -107,7 +107,10 @@ def test_modes_types_and_zeros():
     with torch.inference_mode():
         inferred = movement(x)
     with torch.no_grad():
-        assert torch.equal(inferred.clone(), movement(x))
+        plain = movement(x)
+    assert torch.equal(inferred.clone(), plain)
+    assert not plain.requires_grad
+    assert torch.equal(movement(inferred), movement(plain))
     assert not inferred[0, 0].any()
     movement(x).sum().backward()
     assert movement.query.weight.grad.isfinite().all()

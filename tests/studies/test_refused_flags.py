@@ -22,6 +22,11 @@ REFUSED = {
         "--t-final 0.3 --dt 0.2": "steps",
         "--t-final 0.05 --dt 0.002": "--t-final is 0.05",
     },
+    "energy_stable_layers": {
+        "--only movement": "--only",
+        "--preset paper": "--preset is paper",
+        "--heads 3 --width 8": "heads",
+    },
     "jko": {"--taus 0.3 0.1": "steps"},
     "long_time": {"--t-final 0.5": "snapshot"},
     "mean_field_equation": {"--w2-sphere 10": "--w2-sphere is 10", "--cells 100": "cells"},

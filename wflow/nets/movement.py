@@ -9,7 +9,8 @@ Gradient Flows", arXiv 2605.18870.
 """
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
@@ -26,9 +27,9 @@ __all__ = ["MinimizingMovement"]
 
 Metric = Literal["weighted", "w2"]
 Direction = Literal["ascent", "descent"]
-Product = Callable[[Tensor], Tensor]
 _SUFFICIENT = 1e-4  # share of the predicted decrease that a step must reach (Armijo)
 _HALVINGS, _DIRECTIONS = 30, 200  # of a step, and of conjugate gradients, at most
+_RADIUS = 1.0  # mean length of a step along negative curvature, on the unit sphere
 
 
 @register
@@ -45,6 +46,8 @@ class MinimizingMovement(nn.Module):
         Width k of a head, the rank of its matrix at most 2 k; None is width / heads.
     tau : float, default 1.0
         Step :math:`\tau`, in units of the time of the flow.
+    steps : int, default 1
+        Steps one after another, with the same weights.
     metric : {"weighted", "w2"}
         The weighted distance of [1]_, whose flow is softmax attention for one head, or W₂, whose
         flow is attention that is not normalised; both to first order, each token on its own way.
@@ -108,6 +111,7 @@ class MinimizingMovement(nn.Module):
         *,
         head_width: int | None = None,
         tau: float = 1.0,
+        steps: int = 1,
         metric: Metric = "weighted",
         direction: Direction = "ascent",
         causal: bool = False,
@@ -119,7 +123,7 @@ class MinimizingMovement(nn.Module):
         self.head_width = (
             share(width, heads) if head_width is None else whole(head_width, "head_width")
         )
-        self.tau = positive(tau, "tau")
+        self.tau, self.steps = positive(tau, "tau"), whole(steps, "steps")
         check_choice("metric", metric, get_args(Metric))
         check_choice("direction", direction, get_args(Direction))
         self.metric, self.direction = metric, direction
@@ -130,7 +134,7 @@ class MinimizingMovement(nn.Module):
         self.key = nn.Linear(self.width, inner, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Move the hidden states by one step.
+        """Move the hidden states.
 
         Parameters
         ----------
@@ -155,11 +159,13 @@ class MinimizingMovement(nn.Module):
         check_hidden(x, self.width, None, self.query.weight)
         if x.numel() == 0:
             return x
-        # Newton's method takes derivatives whatever the caller does.
-        with torch.inference_mode(False), torch.autocast(x.device.type, enabled=False):
+        with torch.autocast(x.device.type, enabled=False):
             wide = (x.clone() if x.is_inference() else x).to(at_least_single(x.dtype))
             size = wide.norm(dim=2, keepdim=True)
-            return (size * self._moved(_directions(wide, size))).to(x.dtype)
+            u = _directions(wide, size)
+            for _ in range(self.steps):
+                u = self._moved(u)
+            return (size * u).to(x.dtype)
 
     def energy(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         r"""Return the energy of hidden states, which the layer moves one way only.
@@ -189,52 +195,37 @@ class MinimizingMovement(nn.Module):
             check_hidden(context, self.width, None, self.query.weight)
         u = _directions(x, x.norm(dim=2, keepdim=True))
         v = u if context is None else _directions(context, context.norm(dim=2, keepdim=True))
-        scores = self._scores(u, v)
-        each = _mean_exp(scores, _seen(scores) if self.causal else None).mean(1)
+        scores = self._features(u) @ _partners(self._features(v)).mT
+        each = _mean_exp(scores, self.causal).sum(3).mean(1)
         return each if self.causal else each.mean(1) / 2
 
     def extra_repr(self) -> str:
         return (
             f"heads={self.heads}, head_width={self.head_width}, tau={self.tau:g}, "
+            f"steps={self.steps}, "
             f"metric={self.metric!r}, direction={self.direction!r}, causal={self.causal}"
         )
 
-    def _scores(self, u: Tensor, v: Tensor) -> Tensor:
-        """Return s_h(u_i, v_j): (batch, heads, tokens of u, tokens of v)."""
+    def _features(self, x: Tensor) -> Tensor:
+        """Return A_h x and B_h x, scaled: (batch, heads, tokens, 2 k)."""
+        return _split(x @ self._rows(x).T, self.heads)
 
-        def split(linear: nn.Linear, x: Tensor) -> Tensor:
-            weight = linear.weight.to(x.dtype)
-            return (x @ weight.T).unflatten(2, (self.heads, self.head_width)).transpose(1, 2)
-
-        def pairs(left: Tensor, right: Tensor) -> Tensor:
-            return left @ right.transpose(2, 3)
-
+    def _rows(self, x: Tensor) -> Tensor:
+        """Return the rows of A_h and B_h of every head, scaled: (heads * 2 k, width)."""
+        both = [w.weight.unflatten(0, (self.heads, -1)) for w in (self.query, self.key)]
         half = 0.5 * self.width / math.sqrt(self.head_width)
-        query, key = split(self.query, u), split(self.key, u)
-        return half * (pairs(query, split(self.key, v)) + pairs(key, split(self.query, v)))
+        return math.sqrt(half) * torch.cat(both, 1).flatten(0, 1).to(x.dtype)
 
     @torch.compiler.disable
     def _moved(self, start: Tensor) -> Tensor:
         """Return the directions that minimise the objective, differentiable."""
         weights, shift = self._weights(start)
-        fixed = weights.detach()
-
-        def objective(w: Tensor, start: Tensor, weights: Tensor) -> Tensor:
-            """Return n J at directions w / |w|, of every sample, or of every token."""
-            w = w / w.norm(dim=2, keepdim=True)
-            scores = self._scores(w, start if self.causal else w)
-            seen = _seen(scores) if self.causal else None
-            energies = _mean_exp(scores - shift, seen).mean(1).unsqueeze(2)  # (batch, tokens, 1)
-            energies = energies if self.causal else energies / 2
-            moved = weights * (w - start).square().sum(2, keepdim=True) / (2 * self.tau)
-            each = moved - energies if self.direction == "ascent" else moved + energies
-            return each if self.causal else each.sum(1, keepdim=True)
-
-        dims = (2,) if self.causal else (1, 2)
-        found, reached = _minimise(
-            lambda w: objective(w, start.detach(), fixed),
-            start.detach(), fixed / self.tau, dims, self.tolerance, self.iterations,
+        objective = _Objective(
+            start, weights / self.tau, shift, self._rows(start), self.heads, self.causal,
+            -1 if self.direction == "ascent" else 1,
         )  # fmt: skip
+        with torch.no_grad():
+            found, reached = _minimise(objective, self.tolerance, self.iterations)
         if not reached:
             warn(
                 f"a minimiser was not reached within {self.iterations} Newton steps, so that "
@@ -244,30 +235,24 @@ class MinimizingMovement(nn.Module):
             )
         if not torch.is_grad_enabled():
             return found
-        w = found.requires_grad_()
-        (slope,) = torch.autograd.grad(objective(w, start, weights).sum(), w, create_graph=True)
+        point = _Point(objective, found)
+        return _Implicit.apply(point.slope, point, self.tolerance)  # type: ignore[no-any-return, no-untyped-call]
 
-        def product(vector: Tensor) -> Tensor:
-            (result,) = torch.autograd.grad(slope, w, vector, retain_graph=True)
-            return result
-
-        return _Implicit.apply(slope, w.detach(), product, fixed / self.tau, dims, self.tolerance)  # type: ignore[no-any-return, no-untyped-call]
-
-    def _weights(self, start: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Return b_i (batch, tokens, 1), and what is taken from all scores.
+    def _weights(self, start: Tensor) -> tuple[Tensor, Tensor]:
+        """Return b_i (batch, tokens, 1), and what is taken from all scores, or those of a token.
 
         The same factor in energy and metric leaves the minimiser where it is, so that no
         exponential overflows.
         """
         if self.metric == "w2":
-            return start.new_ones(*start.shape[:2], 1), 0.0
-        scores = self._scores(start, start)
+            return start.new_ones(*start.shape[:2], 1), start.new_zeros(len(start), 1, 1, 1)
+        features = self._features(start)
+        scores = features @ _partners(features).mT
+        seen = scores.detach()
         if self.causal:
-            seen = _seen(scores)
-            shift = scores.detach().masked_fill(seen == 0, -math.inf).amax(dim=(1, 3), keepdim=True)
-        else:
-            seen, shift = None, scores.detach().amax(dim=(1, 2, 3), keepdim=True)
-        mobility = _mean_exp(scores - shift, seen)
+            seen = seen.masked_fill(_hidden(seen), -math.inf)
+        shift = seen.amax(dim=(1, 3) if self.causal else (1, 2, 3), keepdim=True)
+        mobility = _mean_exp(scores - shift, self.causal).sum(3)
         mobility = mobility.clamp_min(torch.finfo(start.dtype).tiny ** 0.5)
         return 1 / (1 / mobility).mean(1).unsqueeze(2), shift
 
@@ -279,67 +264,138 @@ def _directions(x: Tensor, size: Tensor) -> Tensor:
     return torch.where(size > 0, x / size.clamp_min(torch.finfo(x.dtype).tiny), axis)
 
 
-def _seen(scores: Tensor) -> Tensor:
-    """Return 1 where token i sees token j: (tokens, tokens)."""
-    return torch.ones(scores.shape[2:], dtype=scores.dtype, device=scores.device).tril()
+def _split(x: Tensor, heads: int) -> Tensor:
+    """Return (batch, heads, tokens, 2 k) of (batch, tokens, heads * 2 k)."""
+    return x.unflatten(2, (heads, -1)).transpose(1, 2)
 
 
-def _mean_exp(scores: Tensor, seen: Tensor | None) -> Tensor:
-    """Return the means of exp of scores over the tokens that are seen: (batch, heads, tokens)."""
-    if seen is None:
-        return scores.exp().mean(3)
-    return scores.masked_fill(seen == 0, -math.inf).exp().sum(3) / seen.sum(1)
+def _partners(features: Tensor) -> Tensor:
+    """Exchange queries and keys: s_h(u, v) is the product of features of u and partners of v."""
+    return features.roll(features.shape[3] // 2, 3)
+
+
+def _hidden(scores: Tensor) -> Tensor:
+    """Return whether token j is after token i: (tokens, tokens)."""
+    return torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
+
+
+def _mean_exp(scores: Tensor, causal: bool) -> Tensor:
+    """Return exp of scores, 0 where hidden, over the number of tokens that token i sees."""
+    if not causal:
+        return scores.exp() / scores.shape[3]
+    hidden = _hidden(scores)
+    return scores.masked_fill(hidden, -math.inf).exp() / (~hidden).sum(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """n J of every sample, or of every token where each has its own."""
+
+    start: Tensor  # directions u (batch, tokens, width)
+    scale: Tensor  # b / tau, what preconditions the Hessian (batch, tokens, 1)
+    shift: Tensor  # taken from scores
+    rows: Tensor  # of queries and keys (heads * 2 k, width)
+    heads: int
+    causal: bool
+    sign: int  # of the energy
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Return the dimensions that one objective takes in."""
+        return (2,) if self.causal else (1, 2)
+
+    def of(self, samples: Tensor) -> "_Objective":
+        """Return the objectives of some samples."""
+        start, scale, shift = (each[samples] for each in (self.start, self.scale, self.shift))
+        return replace(self, start=start, scale=scale, shift=shift)
+
+
+class _Point:
+    """Objectives at directions w: values, slopes on the sphere, products with the Hessian.
+
+    With features f = R w and partners g, scores are s_hij = <f_hi, g_hj> and n E has the gradient
+    sum_h R_h^T sum_j p_hij g_hj, p = exp(s) / (n H); on the sphere the Hessian has the further term
+    -<gradient, w>.
+    """
+
+    def __init__(self, objective: _Objective, w: Tensor) -> None:
+        self.objective, self.w, self.dims = objective, w, objective.dims
+        features = self._split(w)  # (batch, heads, tokens, 2 k)
+        self.partners = _partners(self._split(objective.start) if objective.causal else features)
+        scores = features @ self.partners.mT - objective.shift  # (batch, heads, tokens, tokens)
+        self.pairs = _mean_exp(scores, objective.causal) / objective.heads
+
+    def _split(self, x: Tensor) -> Tensor:
+        return _split(x @ self.objective.rows.T, self.objective.heads)
+
+    def _back(self, x: Tensor) -> Tensor:
+        return self.objective.sign * x.transpose(1, 2).flatten(2) @ self.objective.rows
+
+    @cached_property
+    def value(self) -> Tensor:
+        """Return the values, of the shape of w with the size 1 along `dims`."""
+        of = self.objective
+        energies = self.pairs.sum((1, 3)).unsqueeze(2)
+        moved = of.scale * (self.w - of.start).square().sum(2, keepdim=True) / 2
+        if of.causal:
+            return moved + of.sign * energies
+        return (moved + of.sign * energies / 2).sum(1, keepdim=True)
+
+    @cached_property
+    def _gradient(self) -> Tensor:
+        return self._back(self.pairs @ self.partners) - self.objective.scale * self.objective.start
+
+    @cached_property
+    def slope(self) -> Tensor:
+        """Return the gradients on the spheres."""
+        return _tangent(self._gradient, self.w)
+
+    @cached_property
+    def _radial(self) -> Tensor:
+        return (self._gradient * self.w).sum(2, keepdim=True)
+
+    def product(self, vector: Tensor) -> Tensor:
+        """Return the Hessian on the spheres times tangent vectors."""
+        features = self._split(vector)
+        change = features @ self.partners.mT
+        if self.objective.causal:
+            image = (self.pairs * change) @ self.partners
+        else:
+            change = change + change.mT
+            image = (self.pairs * change) @ self.partners + self.pairs @ _partners(features)
+        return _tangent(self._back(image) - self._radial * vector, self.w)
 
 
 class _Implicit(torch.autograd.Function):
     """A minimiser as a function of the slope of its objective: -J_ww^-1 times its derivative."""
 
     @staticmethod
-    def forward(
-        ctx: Any, slope: Tensor, w: Tensor, product: Product, scale: Tensor, dims: tuple[int, ...],
-        tolerance: float,
-    ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(w, scale)
-        ctx.product, ctx.dims, ctx.tolerance = product, dims, tolerance
-        return w.clone()
+    def forward(ctx: Any, slope: Tensor, point: _Point, tolerance: float) -> Tensor:
+        ctx.point, ctx.tolerance = point, tolerance
+        return point.w.clone()
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        w, scale = ctx.saved_tensors
-        with torch.enable_grad():
-            solved, left = _conjugate_gradients(
-                ctx.product, _tangent(cotangent, w), w, scale, ctx.dims, ctx.tolerance
-            )
+        solved, left = _conjugate_gradients(
+            ctx.point, _tangent(cotangent, ctx.point.w), ctx.tolerance
+        )
         if left:
             warn(
                 "the derivative of a minimiser was not solved to the tolerance: it lies where the "
                 "minimiser nearly jumps; give a smaller tau, or a larger tolerance",
                 AccuracyWarning,
             )
-        return -solved, None, None, None, None, None
+        return -solved, None, None
 
 
-def _minimise(
-    objective: Callable[[Tensor], Tensor],
-    w: Tensor,
-    scale: Tensor,
-    dims: tuple[int, ...],
-    tolerance: float,
-    iterations: int,
-) -> tuple[Tensor, bool]:
-    """Minimise functions of directions by Newton's method with Armijo's rule.
+def _minimise(objective: _Objective, tolerance: float, iterations: int) -> tuple[Tensor, bool]:
+    """Minimise functions of directions by Newton's method with Armijo's rule, from their start.
 
     Parameters
     ----------
-    objective : callable
-        Values of w / |w|, of the shape of w with the size 1 along `dims`; all independent.
-    w : Tensor, shape (batch, tokens, width)
-        Start, of norm 1.
-    scale : Tensor, shape (batch, tokens, 1)
-        What preconditions the Hessian.
-    dims : tuple of int
-        Dimensions that one function takes in.
+    objective : _Objective
+        The functions, all independent.
     tolerance : float
         Mean length of a step that is left, on the unit sphere.
     iterations : int
@@ -352,50 +408,43 @@ def _minimise(
     reached : bool
         Whether all are within the tolerance.
     """
-    total = scale.sum(dims, keepdim=True)
+    part, found = objective, objective.start.detach().clone()
+    samples = torch.arange(len(found), device=found.device)
     for iteration in range(iterations + 1):
-        w = w.detach().requires_grad_()
-        with torch.enable_grad():
-            value = objective(w)
-            (slope,) = torch.autograd.grad(value.sum(), w, create_graph=True)
-        slope0, value = _tangent(slope.detach(), w.detach()), value.detach()
-        # The mean length of a preconditioned step of steepest descent, on the unit sphere.
-        size = ((slope0.square() / scale).sum(dims, keepdim=True) / total).sqrt()
-        open_ = size > tolerance
-        if not open_.any() or iteration == iterations:
+        point = _Point(part, found[samples])
+        size, open_ = _left(point, tolerance)
+        kept = open_.flatten(1).any(1)
+        if not kept.any() or iteration == iterations:
             break
-
-        def product(vector: Tensor, slope: Tensor = slope, w: Tensor = w) -> Tensor:
-            (result,) = torch.autograd.grad(slope, w, vector, retain_graph=True)
-            return result
-
+        if not kept.all():  # the others are done
+            samples, part = samples[kept], part.of(kept)
+            point, size, open_ = _Point(part, point.w[kept]), size[kept], open_[kept]
         # As exact as is worth while far from the minimiser: quadratic convergence near it.
-        forcing = size.clamp(max=0.1)
-        step = -_conjugate_gradients(product, slope0, w.detach(), scale, dims, forcing)[0]
-        with torch.no_grad():
-            shorter = _shortened(objective, w.detach(), step, slope0, value, dims)
-            w = torch.where(open_, shorter, w.detach())
-    return w.detach(), not bool(open_.any())
+        step = -_conjugate_gradients(point, point.slope, size.clamp(max=0.1), _RADIUS)[0]
+        found[samples] = torch.where(open_, _shortened(point, step), point.w)
+    return found, not bool(kept.any())
 
 
-def _shortened(
-    objective: Callable[[Tensor], Tensor],
-    w: Tensor,
-    step: Tensor,
-    slope: Tensor,
-    value: Tensor,
-    dims: tuple[int, ...],
-) -> Tensor:
+def _left(point: _Point, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Return the mean length of a preconditioned step of steepest descent; and if it is large."""
+    scale, dims = point.objective.scale, point.dims
+    total = scale.sum(dims, keepdim=True)
+    size = ((point.slope.square() / scale).sum(dims, keepdim=True) / total).sqrt()
+    return size, size > tolerance
+
+
+def _shortened(point: _Point, step: Tensor) -> Tensor:
     """Return w after the step, halved until the objective falls enough; w where it does not."""
-    predicted = (slope * step).sum(dims, keepdim=True)
+    w, value = point.w, point.value
+    predicted = (point.slope * step).sum(point.dims, keepdim=True)
     rounding = 4 * torch.finfo(value.dtype).eps * value.abs()
     length = torch.ones_like(value)
-    reached = torch.zeros_like(value, dtype=torch.bool)
     for _ in range(_HALVINGS):
         trial = w + length * step
         trial = trial / trial.norm(dim=2, keepdim=True)
         # NaN is no decrease.
-        reached = objective(trial) <= value + _SUFFICIENT * length * predicted + rounding
+        after = _Point(point.objective, trial).value
+        reached = after <= value + _SUFFICIENT * length * predicted + rounding
         if reached.all():
             break
         length = torch.where(reached, length, length / 2)
@@ -403,18 +452,15 @@ def _shortened(
 
 
 def _conjugate_gradients(
-    product: Product,
-    target: Tensor,
-    w: Tensor,
-    scale: Tensor,
-    dims: tuple[int, ...],
-    tolerance: Tensor | float,
+    point: _Point, target: Tensor, tolerance: Tensor | float, radius: float = 0.0
 ) -> tuple[Tensor, bool]:
     """Solve A v = target in the tangent space at w, for every sample or token; say what is left.
 
-    It ends a direction of negative curvature where it meets it (Steihaug), at the first one with
-    the preconditioned target, which is one of descent.
+    Where it meets a direction of negative curvature it goes along it by the mean length `radius`,
+    and ends (Steihaug).
     """
+    scale, dims = point.objective.scale, point.dims
+    total = scale.sum(dims, keepdim=True)
     solution = torch.zeros_like(target)
     residual = target
     direction = preconditioned = residual / scale
@@ -424,15 +470,12 @@ def _conjugate_gradients(
     for _ in range(_DIRECTIONS):
         if not going.any():
             break
-        image = _tangent(product(direction), w)
+        image = point.product(direction)
         curvature = (direction * image).sum(dims, keepdim=True)
         bent = going & ~(curvature > 0)
-        first = (solution == 0).all(dim=dims[-1], keepdim=True)
-        for dim in dims[:-1]:
-            first = first.all(dim=dim, keepdim=True)
-        solution = torch.where(bent & first, direction, solution)
         going = going & ~bent
-        rate = torch.where(going, power / curvature, 0.0)
+        length = ((scale * direction.square()).sum(dims, keepdim=True) / total).sqrt()
+        rate = torch.where(going, power / curvature, torch.where(bent, radius / length, 0.0))
         solution = solution + rate * direction
         residual = residual - rate * image
         preconditioned = residual / scale

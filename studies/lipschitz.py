@@ -31,7 +31,6 @@ DIRECTIONS = ("descent", "ascent")
 EPS = 1e-5  # size of the perturbation of a run
 TOLERANCE = 1e-6  # of the constants
 THEORY = "docs/theory/chaos.md"
-CAP = "[CAP] abstract"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +163,7 @@ def findings(flags: Lipschitz, layer: "study.Dataset", run: "study.Dataset") -> 
     """Return what is measured beside what is proved."""
 
     def span(values: study.FloatArray) -> str:
-        return f"{values.min():.3g} to {values.max():.3g}" if values.size else "no case"
+        return f"{values.min():.3g} to {values.max():.3g}" if values.size else "no case tried"
 
     beta, n = np.meshgrid(flags.betas, flags.n, indexing="ij")
     uniform, opposite, bound = (layer[name].values for name in ("uniform", "opposite", "bound"))
@@ -188,22 +187,22 @@ def findings(flags: Lipschitz, layer: "study.Dataset", run: "study.Dataset") -> 
         ).of_theorem(),
         Finding.decided(
             "the local Lipschitz constant of a layer is at most of order $\\sqrt n$, and this is "
-            "tight for moderate n", CAP,
-            f"at most {share.max():.2g} of {{eq}}`eq-local-lipschitz` in {share.size} cases; one "
-            "opposite token: " + span(of_root) + " times $\\beta \\sqrt n$ for $n \\le "
-            "e^{2\\beta}/8$", np.concatenate([share.ravel() <= 1, of_root >= 0.5]),
-            known=bool(of_root.size),
-        ),
+            "tight for moderate n: one opposite token has about $\\beta \\sqrt n$ for $n \\le "
+            "e^{2\\beta}/8$", THEORY,
+            f"at most {share.max():.2g} of {{eq}}`eq-local-lipschitz` in {share.size} cases; "
+            f"{span(of_root)} times $\\beta \\sqrt n$",
+            np.concatenate([share.ravel() <= 1, of_root >= 0.5]), known=bool(of_root.size),
+        ).of_theorem(),
         Finding.decided(
             "for large n the upper bound and a lower one do not depend on n: a share "
-            "$e^{-2\\beta}$ of opposite tokens has about $\\beta e^\\beta/2$ or more", CAP,
-            f"{span(of_exponential)} times this for $n \\ge e^{{2\\beta}}$; the bound is "
-            f"{span(above)} times as large",
+            "$e^{-2\\beta}$ of opposite tokens has about $\\beta e^\\beta/2$ or more for $n \\ge "
+            "e^{2\\beta}$", THEORY,
+            f"{span(of_exponential)} times this; bound over constant: {span(above)}",
             (of_exponential >= 0.9) & (above >= 1), known=bool(above.size),
-        ),
+        ).of_theorem(),
         Finding.slope(
-            "the local Lipschitz constant of uniform tokens tends to that of the mean-field limit: "
-            "for the three largest n it is a power within 0.1 of 0", THEORY, laws, 0.0, 0.1,
+            "the local Lipschitz constant of many uniform tokens hardly depends on n: for the "
+            "three largest n it is a power within 0.1 of 0", THEORY, laws, 0.0, 0.1, whole=True,
         ),
         Finding.decided(
             "along a run the logarithm of the growth of $W_2$ is at most the integral of the local "

@@ -80,7 +80,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("pontryagin_resnet", "pontryagin_gpt", "nanogpt_sizes"),
     ),
 )  # fmt: skip
-PAPERS = ("mht", "glpr", "bkkrw", "rwpo", "ott", "gptoc", "lcte2018", "cap")
+PAPERS = ("mht", "glpr", "bkkrw", "rwpo", "ott", "gptoc", "lcte2018")
 # Rows of the README: findings of a study, the place of one in them, and its claim in plain text.
 MAIN = (
     ("ou_heads", 0, "Ornstein-Uhlenbeck heads: G² decays like H^s, s within 0.1 of -1"),

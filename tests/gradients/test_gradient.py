@@ -419,6 +419,7 @@ def test_many_tokens_take_the_fast_sums_of_the_run(method):
     tokens = wflow.solve(x, ou(), compute=wflow.Compute(method=method), **run).tokens
     end = np.asarray(tokens[0, -1])
     assert found.value == wflow.losses.MeanCosine()(end[None, None])[0]
+    assert (0 < found.sum_error < 1e-9) == (method == "fast")
     for name in ("x0", "initial_heads"):
         wanted = getattr(exact, name)
         assert np.abs(getattr(found, name) - wanted).max() <= 1e-8 * np.abs(wanted).max()

@@ -203,9 +203,10 @@ def test_residuals_beyond_the_noise_are_warned_of():
 def test_a_bootstrap_agrees_where_the_run_is_nearly_linear(cases):
     """Of symmetric heads with a given noise; --long: more, also with tokens estimated."""
     D = MEAN[None]
-    for given, count in cases([(True, 20)], [(True, 100), (False, 100)]):
-        y = observe(X[:1], Frozen(), D, noise=0.005, dt=0.2)
-        call = {"heads": D, "symmetric": True, "x0": X[0] if given else None}
+    some = cases([(12, True, 20)], [(12, True, 100), (12, False, 100), (5, True, 100)])
+    for n, given, count in some:  # five tokens leave few degrees of freedom
+        y = observe(X[:1, :n], Frozen(), D, noise=0.005, dt=0.2)
+        call = {"heads": D, "symmetric": True, "x0": X[0, :n] if given else None}
         both = [
             fit(y, TIMES, Frozen(), resamples=b, level=0.8, starts=1, dt=0.2, **call)
             for b in (0, count)

@@ -188,6 +188,8 @@ def test_a_singular_value_that_is_not_found_is_an_error():
             wflow.lipschitz(X, scale * IDENTITY, flow=flow)
     with pytest.raises(InputError, match="one cloud"):
         wflow.lipschitz(X[None], IDENTITY)
+    with pytest.raises(InputError, match="heads is 3"):
+        wflow.lipschitz(X, 3)
     for name, value in (("tolerance", 0.0), ("iterations", 0)):
         with pytest.raises(InputError, match=name):
             wflow.lipschitz(X, IDENTITY, **{name: value})

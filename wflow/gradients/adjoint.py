@@ -79,6 +79,9 @@ class Gradient:
         it is not zero, "sigma2" of `wflow.heads.OrnsteinUhlenbeck`; "sigma2" of
         `wflow.heads.Oscillating`; "scores" and "values" of `wflow.heads.Schedule`. Empty for
         others.
+    sum_error : float
+        Largest estimated error of the fast sums on the way back, relative to them; 0 for exact
+        sums. Derivatives are differences of such sums, which vanish where tokens are clusters.
 
     Examples
     --------
@@ -97,6 +100,7 @@ class Gradient:
     initial_values: Array | None
     heads: Array | None
     law: dict[str, Any]
+    sum_error: float
 
 
 def gradient(
@@ -153,8 +157,8 @@ def gradient(
         Its `snapshots` are the times that the loss sees, by default the start and the end. They are
         times of steps, in increasing order.
     compute : wflow.Compute, default Compute()
-        As in `wflow.solve`, in double precision and by Numba. Fast sums keep their tolerance in
-        the derivatives, too.
+        As in `wflow.solve`, in double precision and by Numba. The fast sums keep their tolerance
+        on the way back, too: `sum_error`.
     every_evaluation : bool, default False
         Whether to return derivatives by the heads of every evaluation, an array that grows with
         the number of steps.
@@ -442,6 +446,7 @@ class Pullback:
         self.x: Array = np.zeros_like(batch.solver.x)
         self.largest = np.zeros(self.shape[0])  # norms of x on the way back, and their times
         self.times = np.zeros(self.shape[0])
+        self.sum_error = 0.0
         self.D: Array = np.zeros(self.shape)
         given = self.problem.values is not None and law.values(0.0) is None
         self.values = np.zeros(self.shape) if given else None
@@ -504,6 +509,7 @@ class Pullback:
                 sums=self.problem.sums,
             )
             of_heads.insert(0, found.D)
+            self.sum_error = max(self.sum_error, float(found.error.max()))
             if self.heads is not None:
                 self.heads[:, k * scheme.stages + at] = found.D
             if found.values is not None:
@@ -593,6 +599,8 @@ class Trajectory:
         # What the adjoint of a velocity takes, for each path.
         n, d = problem.x0.shape[-2:]
         pairs = 8 * n * (problem.heads * (4 * d + 2) + d * (d + 1))
+        if problem.sums.have_error:
+            pairs = 8 * n * problem.heads * d * (d + 18)
         batch = max(1, _BYTES // max(records * record, pairs))
         if problem.control is not None:
             batch = 1  # paths have steps of their own
@@ -654,6 +662,7 @@ class Trajectory:
             initial_values=np.concatenate(values) if values else None,
             heads=_filled([found.heads for found in pullbacks if found.heads is not None]),
             law=law,
+            sum_error=max(found.sum_error for found in pullbacks),
         )
 
     def _warn_growth(self, pullbacks: Sequence[Pullback], of_tokens: Array) -> None:

@@ -884,20 +884,37 @@ class _Solution:
         if self.shifts is None:
             return value, value - self.quantile * error, value + self.quantile * error
         ends = (1 + self.level) / 2, (1 - self.level) / 2
-        low, high = value - np.quantile(self.shifts @ weights, ends)
+        low, high = value - np.quantile(self.shifts @ weights, ends, method="weibull")
         return value, float(low), float(high)
 
 
-def _shifts(model: _Model, best: _Found, known: float | None, count: int, seed: int) -> Array:
-    """Return how far estimates from observations that are drawn at the estimate are off it."""
+def _shifts(
+    model: _Model, best: _Found, known: float | None, count: int, seed: int
+) -> Array | None:
+    """Return how far estimates from observations that are drawn at the estimate are off it.
+
+    Where the noise is estimated, each is taken in units of its own estimate.
+    """
     again, normals, x = copy(model), CounterNormals(seed), best.tokens
-    found = []
+    found, lost = [], 0
     for k in range(count):
         drawn = normals.draw(x.shape, path=k, step=2, purpose=INITIAL_HEADS)
         again.observed = normalise_unchecked(x + best.noise * project_unchecked(x, drawn))
-        each = _search(again, best.theta, known, best.spectrum.resolution)
-        found.append(each.theta[: model.space.size] - best.theta[: model.space.size])
-    return np.array(found)
+        try:
+            each = _search(again, best.theta, known, best.spectrum.resolution)
+        except BlowUpError:
+            lost += 1
+            continue
+        lost += not each.converged
+        shift = each.theta[: model.space.size] - best.theta[: model.space.size]
+        found.append(shift if known is not None else shift * (best.noise / each.noise))
+    if lost:
+        warn(
+            f"{lost} of {count} searches of the bootstrap did not end in a minimum: its intervals "
+            "may be too short",
+            AccuracyWarning,
+        )
+    return np.array(found) if found else None
 
 
 def _result(

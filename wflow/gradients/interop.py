@@ -71,7 +71,7 @@ def _of_heads(found: Gradient, law: HeadLaw) -> NDArray[np.floating]:
 def _of_parameter(found: Gradient, name: str) -> NDArray[np.floating]:
     if name not in found.law:
         raise InputError(
-            f"there are no derivatives by {name} at this value: those known are by "
+            f"there are no derivatives by {name}: those known for this law are by "
             f"{', '.join(found.law) or 'no parameter'}"
         )
     return np.asarray(found.law[name])
@@ -189,7 +189,8 @@ def jax(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
         `heads` is not among the arguments, and by keyword of parameters of the law that
         `wflow.gradient` has in `law`, such as ``mean=``, in the place of those of `law`. It returns
         the tokens at the snapshots, (paths, snapshots, n, d) in the precision of x0, and is
-        differentiable by all of them. A mean is symmetric, its derivatives are those of free
+        differentiable by all of them; derivatives that `wflow.gradient` does not have, as by
+        ``sigma2=0``, are NaN. A mean is symmetric, its derivatives are those of free
         entries: write it as A + A^T of the matrix A that an optimizer moves.
 
     Raises
@@ -220,7 +221,8 @@ def jax(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
         found = run.backward(0.0, np.asarray(of_tokens, np.float64), None, given)
         of_heads = None if heads is None else _of_heads(found, law).astype(heads.dtype)
         of_law = {
-            name: _of_parameter(found, name).astype(like.dtype) for name, like in parameters.items()
+            name: np.asarray(found.law.get(name, np.full(like.shape, np.nan)), like.dtype)
+            for name, like in parameters.items()
         }
         return found.x0.astype(x0.dtype), of_heads, of_law
 
@@ -230,7 +232,8 @@ def jax(law: HeadLaw, **arguments: Any) -> Callable[..., Any]:
             raise InputError(f"x0 is an array of {x0.dtype}: expected floating-point numbers")
         # The shape of the result is that of a run from any tokens and heads of these shapes.
         own = {} if heads is None else {"heads": np.zeros(heads.shape)}
-        problem = differentiable_problem(np.ones(x0.shape), law, **arguments, **own)
+        unit = np.full(x0.shape, 1 / np.sqrt(x0.shape[-1]))
+        problem = differentiable_problem(unit, law, **arguments, **own)
         shape = (problem.paths, len(problem.snapshot_steps), *x0.shape[-2:])
         result = lib.ShapeDtypeStruct(shape, x0.dtype)
         return lib.pure_callback(tokens, result, x0, heads, parameters, vmap_method="sequential")

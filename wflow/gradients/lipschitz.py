@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh_tridiagonal
 
-from wflow._core.checks import FlowName, positive, whole
+from wflow._core.checks import FlowName, positive, shown, whole
 from wflow._core.errors import InputError, WflowError
 from wflow._core.reprs import ShortResult
 from wflow.attention.cloud import effective_mobility, mobility
@@ -129,6 +129,8 @@ def lipschitz(
     >>> round(found.constant, 6)
     2.0
     """
+    if np.ndim(heads) == 0 and not isinstance(heads, QKV):  # type: ignore[arg-type]
+        raise InputError(f"heads is {shown(heads)}: expected matrices (heads, d, d), or QKV")
     problem = differentiable_problem(
         x, Frozen(), heads=heads, t_final=1.0, dt=1.0, flow=flow, causal=causal,
         save=SaveAt(budget=False),

@@ -215,11 +215,13 @@ class Adjoint(NamedTuple):
     x : (paths, n, d)
     D : (paths, heads, d, d)
     values : (paths, heads, d, d); None for tied heads, whose cotangents are in D
+    error : (paths,) largest estimated error of the fast sums, relative to them; 0 for exact sums
     """
 
     x: NDArray[np.floating]
     D: NDArray[np.floating]
     values: NDArray[np.floating] | None
+    error: NDArray[np.float64]
 
 
 def velocity_adjoint(
@@ -251,16 +253,16 @@ def velocity_adjoint(
     given = [_dense(x, x.shape, x.dtype), score, value, _dense(cotangents, x.shape, x.dtype)]
     series = np.zeros(len(x), bool)
     if sums.have_error and not causal:
-        series = choose_adjoint(x, score, sums.method, sums.tolerance)
+        series = choose_adjoint(x, score, FLOWS[flow], sums.method, sums.tolerance)
     if series.any():  # the heads of every path
         given = [np.broadcast_to(of, (len(x), *of.shape[1:])) for of in given]
-    of_x, of_score, of_value, _ = _path_by_path(
+    of_x, of_score, of_value, error = _path_by_path(
         series, partial(adjoint, **how, causal=causal),
         partial(fast_adjoint, **how, tolerance=sums.tolerance), tuple(given),
     )  # fmt: skip
     if values is None:
-        return Adjoint(of_x, of_score + of_value, None)
-    return Adjoint(of_x, of_score, of_value)
+        return Adjoint(of_x, of_score + of_value, None, error)
+    return Adjoint(of_x, of_score, of_value, error)
 
 
 def energy_laplacian(

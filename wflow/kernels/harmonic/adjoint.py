@@ -6,7 +6,8 @@ each row of weights, 1 and 1 + x_jl give m_hi, M_hi and C_hi, and over the targe
     sum_k U_hki g_hk x_k,   g_hk = max(|w_hk|, |a_hk|)/m_hk,
 
 with g_hk + w_hkl/m_hk and g_hk + a_hk/m_hk in place of g_hk, give W_hi and T_hi as differences. No
-weight is negative, so that sums do not cancel and every error is a small share of positive sums.
+weight is negative, so that no sum cancels: errors are a small share of these sums, though not of R,
+a covariance that vanishes where the attention sees one cluster.
 Cost: 2 d + 3 sums of all heads, of which d + 2 have other weights for each head.
 """
 
@@ -24,21 +25,27 @@ from wflow.kernels.harmonic.fast import (
 from wflow.kernels.harmonic.series import LARGEST_DEGREE
 from wflow.kernels.harmonic.weighted import fast_head_sums
 from wflow.kernels.pairs.adjoint import effective_factors
-from wflow.kernels.pairs.headsums import EFFECTIVE, SOFTMAX
+from wflow.kernels.pairs.headsums import EFFECTIVE, SOFTMAX, UNNORMALISED
 
 _ADJOINT = 3.0  # velocities that the exact adjoint costs
 _BETWEEN = 2.0  # measured time over that of the sums, for what is done between them
-_LARGEST_SCORE = 300.0  # sums and their inverses stay in the range of double precision
+# Scores up to which sums, their inverses and the factors stay in the range of double precision.
+_LARGEST_SCORE = {SOFTMAX: 300.0, UNNORMALISED: 300.0, EFFECTIVE: 200.0}
 
 
-def choose_adjoint(x: NDArray, D: NDArray, method: str, tolerance: float) -> NDArray[np.bool_]:
-    """Return for every path whether its adjoint takes the fast sums; x (paths, n, d)."""
+def choose_adjoint(
+    x: NDArray, D: NDArray, flow: int, method: str, tolerance: float
+) -> NDArray[np.bool_]:
+    """Return for every path whether its adjoint takes the fast sums; x (paths, n, d).
+
+    Heads of very large norms, whose series would be sums over pairs, never do.
+    """
     paths, n, d = x.shape
     result = np.zeros(paths, bool)
     if method == "exact" or d not in LARGEST_DEGREE:
         return result
     D = np.broadcast_to(D, (paths, *D.shape[1:]))
-    result[:] = np.sqrt(np.einsum("phkl,phkl->ph", D, D)).max(axis=1) < _LARGEST_SCORE
+    result[:] = np.sqrt(np.einsum("phkl,phkl->ph", D, D)).max(axis=1) < _LARGEST_SCORE[flow]
     if method == "fast":
         return result
     exact = _ADJOINT * EXACT[d] * D.shape[1] * n * n

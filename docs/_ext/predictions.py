@@ -175,7 +175,8 @@ def counts() -> str:
         [
             choices("Findings by verdict", "verdict", whole | {k: kinds[k] for k in VERDICTS}),
             choices("By paper", "paper", whole | {k: papers[k] for k in (*PAPERS, "other")}),
-            f"{below} of them were found below the size of the paper.\n",
+            f"{below} of them were found below the size of the paper. The [references]"
+            "(../theory/references.md) name the papers.\n",
         ]
     )
 

@@ -20,6 +20,7 @@ import wflow
 from wflow import InputError, study
 from wflow.analysis.description import describe, with_error
 from wflow.cli.commands import main
+from wflow.plots.runs import RESIDUALS
 from wflow.study.frame import write_results
 from wflow.study.report import read
 
@@ -107,8 +108,12 @@ def test_a_number_of_the_balance_stands_once_beside_what_info_prints(run, tmp_pa
     text, parts = page_of(run, tmp_path / "page.html")
     assert parts.text.count("Provenance") == 1
     shown = Parts(re.sub("<details.*?</details>", "", text, flags=re.DOTALL)).text
-    for name in ("E(0)", "E(T)", "edi_residual(T)"):
+    for name in ("E(0)", "E(T)"):
         assert shown.count(facts[name].partition(",")[0]) == 1, name
+    balance = {row[0]: row[1] for row in parts.rows if len(row) == 2}
+    for name in RESIDUALS:
+        found = [value for words, value in balance.items() if words.endswith(f"({name})")]
+        assert len(found) == 1, name
 
 
 def test_a_page_asks_no_network_and_has_its_tables_and_figures_without_a_script(

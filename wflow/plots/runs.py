@@ -412,9 +412,7 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
     terms, small = _visible(terms)
     title += f"\nZero throughout: {', '.join(zero)}" if zero else ""
     title += f"\nBelow 1 % of the largest, at the end: {', '.join(small)}" if small else ""
-    note = step_error(ds)
-    if np.nanmax(np.abs(residuals[0][2] - residuals[1][2]), initial=0.0) > 1e-9:
-        note += "\nWith G², also what G² and the dissipation differ by"
+    note = "\n".join(residual_notes(ds))
     end = "\n" if page else ": "
     residuals = [(k, f"{words}{end}{mean_label(at_end(v))}", v) for k, words, v in residuals]
     panels = [("Energy", title, terms, 1.7), ("Residual", note, residuals, 1.0)]
@@ -436,8 +434,8 @@ def energy_balance(ds: Dataset, *, style: Style = "screen", ax: Axes | None = No
                 ncols=1 if page or curves is residuals else 2, handlelength=2.0, columnspacing=1.2,
             )  # fmt: skip
             axis.set_ylabel(name)
-            lines = title.splitlines()
-            axis.set_title("\n".join(lines if page else [textwrap.fill(t, 42) for t in lines]))
+            lines = [textwrap.fill(line, 85 if page else 42) for line in title.splitlines()]
+            axis.set_title("\n".join(lines))
         time_axis(axes.flat[-1])
         figure.align_ylabels()
         figure.draw_without_rendering()  # the first layout changes the ticks, and they the layout
@@ -475,6 +473,19 @@ RESIDUALS = {  # variable -> colour, words
     "edi_residual": ("dissipated", "with dissipation"),
     "edi_residual_upper_gradient": ("gradient", "with G²"),
 }
+
+
+def residual_notes(ds: Dataset) -> list[str]:
+    """Say in sentences what the residual of the energy balance is, and what G² adds to it."""
+    notes = [step_error(ds)]
+    if set(RESIDUALS) <= set(ds):
+        first, second = (series(ds, name)[1] for name in RESIDUALS)
+        if np.nanmax(np.abs(first - second), initial=0.0) > 1e-9:
+            notes.append(
+                "The residual with G² (squared upper gradient) also has what G² and the "
+                "dissipation differ by, which is zero for heads of equal mobility"
+            )
+    return notes
 
 
 def balance_terms(

@@ -8,6 +8,7 @@ head law, and hands both over.
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -241,7 +242,8 @@ def report_text(table: "Dataset", fits: "Mapping[str, PowerLaw]", fit_from: int 
     over = f"Mean ± standard error over {paths} paths." if paths > 1 else "One path."
     over += (
         "\nThe residual is the error of the energy balance at T; in the last column G^2 stands for "
-        "the dissipation."
+        "the dissipation.\nIn the softmax flow the two differ, at every step size, for heads of "
+        "unequal mobility."
     )
     lines = [markdown_table(columns), "", over]
     if table.sizes["heads"] < 3:
@@ -372,6 +374,7 @@ def run(
             for heads in counts
         }
         files = dict(zip(counts, current.solve(tasks).values(), strict=True))
+        print("The averages, figures and report follow.", file=sys.stderr, flush=True)
         table = summarise(files, flags.flow)
         fits = fit_scaling(table, flags.fit_from)
         print(printable(report_text(table, fits, flags.fit_from)))

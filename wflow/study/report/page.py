@@ -365,7 +365,7 @@ def _cloud_figure(cloud: DrawnTokens, name: str) -> str:
     last = len(cloud.times) - 1
     caption = escaped(cloud.caption)
     start = f"t = {time_texts(cloud.times)[0]}"
-    few = f"<p>{MAX_PANELS} of the snapshots are drawn.</p>" if last >= MAX_PANELS else ""
+    few = f"<p>The still figure has {MAX_PANELS} snapshots.</p>" if last >= MAX_PANELS else ""
     turn = (
         '<label class="check"><input type="checkbox" class="turn"> turn</label>'
         "<p>Drag the sphere, or use the arrow keys on it.</p>"
@@ -468,7 +468,7 @@ def _section_html(section: Section, key: str, page: Page, level: int, again: boo
     ]
     if section.balance:
         head = ("energy balance", "at the last time: mean ± standard error")
-        parts.append(_table(section.balance, head, "numbers"))
+        parts.append(_table(section.balance, head, "balance"))
 
     def chart(name: str, text: str, absent: str = "") -> None:
         found = section.charts.get(name)
@@ -548,12 +548,15 @@ def _page_of_study(study: Study) -> Page:
     question = document.get("question")
     lead = f'<p class="question">{_prose(question)}</p>' if question else ""
     page = Page(f"Study {study.name}", lead + _conclusion(_conclusion_of_study(study)))
+    runs = document.get("runs")
+    if question and isinstance(runs, list) and len(runs) < 3:
+        page.lead += _absent("A verdict takes three or more head counts, as `--heads 1 2 4 8`.")
     body = page.body
     body.append(_banner(study.missing))
     charts = {k: page.chart(chart, f"s-{k}") for k, chart in enumerate(study.charts.values())}
     pictures = [
         _picture(content, f"Figure of the study: {words}", words)
-        for words, content in ((s.replace("_", " "), c) for s, c in study.pictures.items())
+        for words, content in ((_words(stem), c) for stem, c in study.pictures.items())
     ]
     found = document.get("findings", [])
     findings = _findings_html(found)
@@ -605,6 +608,15 @@ def _page_of_study(study: Study) -> Page:
         body.append('<section><h2 id="provenance">Provenance</h2>')
         body.append(_table(rows, kind="info") + command + "</section>")
     return page
+
+
+def _words(stem: str) -> str:
+    """Return what a figure of the study shows, or its name where that is not known."""
+    known = {
+        "gradient_over_time": "G² over time, for each number of heads",
+        "gradient_against_heads": "G², averaged over late times, against the number of heads",
+    }
+    return known.get(stem, stem.replace("_", " "))
 
 
 def _has_energy(section: Section) -> bool:
@@ -690,12 +702,16 @@ def _tables_html(study: Study) -> str:
         keys = [key for key in titles if all(key in row for row in runs)]
         rows = [(str(row["heads"]), *(_mean_cell(row, key) for key in keys)) for row in runs]
         parts.append(_table(rows, ("heads H", *(titles[key] for key in keys)), "numbers"))
-        parts.append("<p>Mean ± standard error over the paths.</p>")
+        note = "Mean ± standard error over the paths. G² is the squared upper gradient."
+        if "mean_velocity" in keys:
+            note += " Its parts are estimates, and that from the mean velocity may be negative."
+        parts.append(f"<p>{note}</p>")
     for key, what in (("fit", "G²"), ("fit_head_variance", "variance over heads")):
         if fit := study.document.get(key):
             head = ("", "value", "interval", "standard error")
             parts.append(f"<h3>Fit {what} = a H^b</h3>" + _table(_fit_rows(fit), head, "numbers"))
-    return f'<section><h2 id="table">Table</h2>{"".join(parts)}</section>' if parts else ""
+    title = "Averages over time and paths" if isinstance(runs, list) else "Tables"
+    return f'<section><h2 id="table">{title}</h2>{"".join(parts)}</section>' if parts else ""
 
 
 def _parts_of_gradient(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -26,9 +26,9 @@ from wflow.analysis.description import describe, mean_and_spread
 from wflow.plots.charts import Chart, Curve, Floats, Panel, plain
 from wflow.plots.figure import MAX_FRAMES as FRAMES
 from wflow.plots.figure import MAX_TOKENS as TOKENS
-from wflow.plots.figure import evenly, step_error
+from wflow.plots.figure import evenly
 from wflow.plots.networks import thinned
-from wflow.plots.runs import RESIDUALS, TERMS, balance_terms
+from wflow.plots.runs import RESIDUALS, TERMS, balance_terms, residual_notes
 from wflow.plots.tokens import principal_axes
 from wflow.runs.read import open_run
 from wflow.runs.results import CREATOR, OF_ONE_RUN, summary_document
@@ -201,8 +201,9 @@ def _section(
         ds = _with_paths(ds, config)
     section.conclusion = _conclusion(ds)
     series = _Series(ds, min(points, _SHORT) if light else points)
-    words = step_error(ds) if "edi_residual" in ds else ""
-    step = f"The residual is the {words[0].lower()}{words[1:]}. " if words else ""
+    notes = residual_notes(ds) if "edi_residual" in ds else []
+    step = "".join(f"{note}. " for note in notes)
+    step = step and f"The residual is the {step[0].lower()}{step[1:]}"
     cloud = DrawnTokens.read(ds, positions)
     charts = {
         "budget": _budget_chart(series, config, step),
@@ -247,7 +248,7 @@ def _conclusion(ds: Dataset) -> str:
     text = f"{named[name]} {verb} from {mean_and_spread(start)} to {mean_and_spread(end)}"
     if name == "energy" and "edi_residual" in ds:
         residual = mean_and_spread(ds["edi_residual"][:, last].values)
-        text += f"; its balance closes up to {residual}"
+        text += f"; the residual of its balance is {residual}"
     return f"{text}."
 
 
@@ -341,6 +342,8 @@ def _gradient_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
         return None
     words = " and ".join(curve.name for curve in curves)
     caption = f"The scale is logarithmic. {series.caption}"
+    if any(curve.name == "G²" for curve in curves):
+        caption = f"G² is the squared upper gradient of the energy. {caption}"
     panels = [Panel("per unit time", curves, log=True)]
     return Chart(words, "time t", series.time, panels, caption)
 
@@ -395,14 +398,14 @@ def _movements_chart(series: _Series) -> Chart | None:
 
 
 def _balance(ds: Dataset) -> list[tuple[str, str]]:
-    """Return the terms of the energy balance at the last time; the conclusion has its residual."""
+    """Return the terms of the energy balance, and its residuals, at the last time."""
     if "energy" not in ds or not ds.sizes["time"]:
         return []
     energy = ds["energy"].transpose("path", "time")
     rows = [("E(T) − E(0)", mean_and_spread(energy[:, -1].values - energy[:, 0].values))]
     return rows + [
         (f"{VARIABLES[name].long_name} ({name})", mean_and_spread(ds[name].isel(time=-1).values))
-        for name in (*TERMS[1:], "edi_residual_upper_gradient")
+        for name in (*TERMS[1:], *RESIDUALS)
         if name in ds
     ]
 
@@ -474,7 +477,8 @@ class DrawnTokens:
             whose = f"Means over the paths of {whose}"
         else:
             whose = f"{whose[0].upper()}{whose[1:]} of path {int(ds['snapshot_path'][0])}"
-        caption = f"{whose} are drawn at {len(times)} of the {frames} snapshots."
+        part = "" if len(times) == frames else f" at {len(times)} of the {frames} snapshots"
+        caption = f"{whose} are drawn{part}."
         points = unit
         if d > 3:
             axes, shares = principal_axes(unit.reshape(-1, d), 3)

@@ -26,10 +26,10 @@ def test_hidden_states_by_layer_are_those_of_the_network(name):
     images = study.load(flags)
     net, clean = study.network(flags, name, images, 0), study.normalised(images)
     with torch.no_grad():
-        states = list(study.layers(net.body, clean, net, torch.device("cpu")))
-        end = nets.blocks.as_flow(net.body(net.embed(clean))).state
-    assert len(states) == study.DEEPER * flags.depth
-    assert torch.allclose(states[flags.depth - 1], end, atol=1e-5)
+        states = study.layers(net.body, net.embed(clean))
+        end = nets.blocks.as_flow(net.body(states[0])).state
+    assert len(states) == 1 + study.DEEPER * flags.depth
+    assert torch.allclose(states[flags.depth], end, atol=1e-5)
 
 
 def test_cosine_and_rank_of_orthogonal_and_equal_tokens():

@@ -212,7 +212,9 @@ def report(flags: EnergyStableGpt, text: nets.data.Text, results: Results) -> st
     models = list(results.records)
     main = {
         "model": models,
-        "parameters": [str(network(flags, name, text.vocabulary, 0).count()) for name in models],
+        "parameters": [
+            str(network(flags, name, text.vocabulary, 0).count(positions=True)) for name in models
+        ],
         "test loss": column("final", ".3f"),
         "right characters (%)": column("right", percent),
         "mean cosine": column("cosine", ".3f"),

@@ -1,5 +1,8 @@
 """The study of energy-stable layers, end to end and small."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,7 +12,7 @@ from scripts import script  # noqa: E402
 
 from wflow import nets  # noqa: E402
 
-study = script("energy_stable_layers")
+study, gpt = script("energy_stable_layers"), script("energy_stable_gpt")
 
 
 def test_the_study_writes_its_tables_and_figures(run_study, no_data):
@@ -18,6 +21,32 @@ def test_the_study_writes_its_tables_and_figures(run_study, no_data):
     assert table.sizes == {"model": 4, "seed": 1, "level": 4, "layer": 9}
     assert (table["wrong_way"].sel(model=["ascent", "descent"]) == 0).all()
     assert done.drawn("collapse", "learning_curves") and done.findings == []
+
+
+def test_the_study_of_a_gpt_writes_its_table_and_figure(run_study, no_data):
+    done = run_study("energy_stable_gpt", "--preset", "smoke", "--device", "cpu")
+    table = done.table
+    assert table.sizes == {"model": 4, "seed": 1, "rate": 4, "layer": 9}
+    movements = table.sel(model=["ascent", "descent"])
+    assert (movements["wrong_way"] == 0).all() and (movements["wrong_way_moved"] > 0).any()
+    assert done.drawn("collapse") and done.findings == []
+
+
+def test_replaced_characters_are_those_of_the_input_alone():
+    flags = gpt.EnergyStableGpt.of("smoke", device="cpu")
+    text = gpt.load(flags)
+    net, seen = torch.nn.Linear(1, 1), []
+
+    def forward(tokens):
+        seen.append(tokens)
+        return SimpleNamespace(output=torch.zeros(*tokens.shape, text.vocabulary))
+
+    net.forward = forward
+    loss, right = gpt.answers(flags, net, text, torch.device("cpu"), rate=1.0)
+    assert loss == pytest.approx(np.log(text.vocabulary), rel=1e-5)
+    true = text.test[: flags.tests + 1]
+    assert right == pytest.approx(float((true[1:] == 0).double().mean()))
+    assert (torch.cat([x.flatten() for x in seen]) != true[:-1]).all()
 
 
 @pytest.mark.parametrize("name", study.MODELS)

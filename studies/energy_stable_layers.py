@@ -16,9 +16,10 @@ Gradient Flows", arXiv 2605.18870.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -41,7 +42,26 @@ ROUNDING = 1e-5  # of an energy, in single precision
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnergyStableLayers(networks.NetFlags):
+class MovementFlags(networks.NetFlags):
+    """Flags of a block that is repeated, and of its training."""
+
+    seeds: study.Count = 2
+    width: study.Count = 32
+    """Width of the hidden states."""
+    heads: study.Count = 2
+    """Number of heads."""
+    depth: study.Count = 4
+    """Applications of the block."""
+    tau: study.Positive = 0.1
+    """Step of the minimizing movements."""
+    tolerance: study.Positive = 1e-2
+    """Length of the mean step that Newton's method leaves, on the unit sphere."""
+    rate: study.Positive = 2e-3
+    """Learning rate at the start; it falls by a cosine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyStableLayers(MovementFlags):
     """Flags of this study."""
 
     durations: ClassVar = {"smoke": "seconds", "cpu": "an hour on a core"}
@@ -58,25 +78,12 @@ class EnergyStableLayers(networks.NetFlags):
     """Number of training digits, of the 60,000 of MNIST."""
     tests: study.Count = 2_000
     """Number of test digits: the first ones."""
-    seeds: study.Count = 2
     epochs: study.Count = 4
     """Epochs."""
     batch: study.Count = 100
     """Images in a batch."""
     patch: study.Count = 7
     """Side of a patch, in pixels."""
-    width: study.Count = 32
-    """Width of the hidden states."""
-    heads: study.Count = 2
-    """Number of heads."""
-    depth: study.Count = 4
-    """Applications of the block."""
-    tau: study.Positive = 0.1
-    """Step of the minimizing movements."""
-    tolerance: study.Positive = 1e-2
-    """Length of the mean step that Newton's method leaves, on the unit sphere."""
-    rate: study.Positive = 2e-3
-    """Learning rate at the start; it falls by a cosine."""
     out: study.Folder = Path("results/energy_stable_layers")
 
 
@@ -104,19 +111,21 @@ def network(flags: EnergyStableLayers, name: str, images: nets.data.Images, seed
     torch.manual_seed(seed)
     size = images.train_images.shape[1:]
     net = nets.ViT(image=(1, *size), patch=flags.patch, width=flags.width, heads=flags.heads)
+    net.body = body(flags, name, net.body)
+    return net
+
+
+def body(flags: MovementFlags, name: str, block: nn.Module, causal: bool = False) -> nn.Module:
+    """Return what moves the hidden states: repetitions of the block, or of a movement."""
     if name in ("ascent", "descent"):
-        net.body = nets.MinimizingMovement(
-            flags.width, flags.heads, tau=flags.tau, steps=flags.depth,
+        return nets.MinimizingMovement(
+            flags.width, flags.heads, tau=flags.tau, steps=flags.depth, causal=causal,
             direction=name, tolerance=flags.tolerance,  # type: ignore[arg-type]
         )  # fmt: skip
-        return net
     # Steps of length 1 of the residual are the block applied again and again.
     velocity: Any = "residual" if name == "plain" else "block"
     length = float(flags.depth) if name == "plain" else 1.0
-    net.body = nets.ContinuousTransformer(
-        net.body, t_final=length, steps=flags.depth, velocity=velocity
-    )
-    return net
+    return nets.ContinuousTransformer(block, t_final=length, steps=flags.depth, velocity=velocity)
 
 
 def plan(flags: EnergyStableLayers, images: nets.data.Images, name: str, seed: int) -> Run:
@@ -162,12 +171,15 @@ def accuracy(
 # What was learnt
 # ---------------
 
-NUMBERS = {
-    "final": ("test accuracy after the last epoch", "1"),
+ENDS = {
     "cosine": ("mean cosine of two tokens at the end", "1"),
     "cosine_deeper": ("the same at four times the depth", "1"),
-    "rank": ("effective rank of the tokens of an image at the end", "1"),
+    "rank": ("effective rank of the tokens of a sample at the end", "1"),
     "rank_deeper": ("the same at four times the depth", "1"),
+}
+NUMBERS = {
+    "final": ("test accuracy after the last epoch", "1"),
+    **ENDS,
     "wrong_way": ("share of layers and images whose energy moves the wrong way", "1"),
     "seconds": ("time of the training steps", "s"),
 }
@@ -182,52 +194,68 @@ def measure(
     flags: EnergyStableLayers, images: nets.data.Images, name: str, training: Trained, seed: int
 ) -> Record:
     """Return all quantities of a trained network."""
-    import torch
 
     if training.diverged:
         return {}
     net, device = training.model, training.device
     clean, labels = normalised(images), images.test_labels
     assert isinstance(net, nets.ViT)
-    with torch.no_grad():
-        states = [net.embed(clean[:EVALUATION].to(device)), *layers(net.body, clean, net, device)]
-    ends = [np.array([measured(x) for x in states]) for measured in (mean_cosine, effective_rank)]
-    record: Record = {
-        "noisy": [
-            accuracy(net, nets.data.gaussian_noise(clean, level, seed) if level else clean, labels,
-                     device)
-            for level in LEVELS
-        ],
-        "cosines": ends[0].tolist(), "ranks": ends[1].tolist(),
-        "cosine": ends[0][flags.depth], "cosine_deeper": ends[0][-1],
-        "rank": ends[1][flags.depth], "rank_deeper": ends[1][-1],
-    }  # fmt: skip
+    states = layers(net.body, net.embed(clean[:EVALUATION].to(device)))
+    record = collapse(flags, states)
+    record["noisy"] = [
+        accuracy(net, nets.data.gaussian_noise(clean, level, seed) if level else clean, labels,
+                 device)
+        for level in LEVELS
+    ]  # fmt: skip
     record["final"] = record["noisy"][0]
     if isinstance(net.body, nets.MinimizingMovement):
-        with torch.no_grad():
-            body = copy.deepcopy(net.body).double()
-            energies = torch.stack([body.energy(x.double()) for x in states])
-        wrong = energies.diff(dim=0) * (-1 if name == "ascent" else 1)
-        record["wrong_way"] = float((wrong > ROUNDING * energies[1:]).double().mean())
+        record["wrong_way"] = wrong_ways(net.body, states)
     return record
 
 
-def layers(
-    body: nn.Module, clean: torch.Tensor, net: nets.ViT, device: torch.device
-) -> Iterator[torch.Tensor]:
-    """Yield the hidden states after each application of the block, at DEEPER times the depth."""
-    x = net.embed(clean[:EVALUATION].to(device))
+def layers(body: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return hidden states, and those after each application of the block, at DEEPER the depth."""
+    import torch
+
     assert isinstance(body, nets.ContinuousTransformer | nets.MinimizingMovement)
-    depth, body.steps = body.steps, 1
-    length: Any = getattr(body, "t_final", None)
-    if isinstance(body, nets.ContinuousTransformer):
-        body.t_final = body.t_final / depth
-    for _ in range(DEEPER * depth):
-        x = nets.blocks.as_flow(body(x)).state
-        yield x
-    body.steps = depth
-    if isinstance(body, nets.ContinuousTransformer):
-        body.t_final = length
+    once = copy.deepcopy(body)
+    once.steps = 1
+    if isinstance(once, nets.ContinuousTransformer):
+        once.t_final /= body.steps
+    states = [x.detach()]
+    with torch.no_grad():
+        for _ in range(DEEPER * body.steps):
+            states.append(nets.blocks.as_flow(once(states[-1])).state)
+    return states
+
+
+def collapse(flags: MovementFlags, states: list[torch.Tensor]) -> Record:
+    """Return mean cosine and effective rank by depth, and at the two ends."""
+    record: Record = {
+        "cosines": [mean_cosine(x) for x in states], "ranks": [effective_rank(x) for x in states],
+    }  # fmt: skip
+    for key in ("cosine", "rank"):
+        by_depth = record[f"{key}s"]
+        record |= {key: by_depth[flags.depth], f"{key}_deeper": by_depth[-1]}
+    return record
+
+
+def wrong_ways(
+    body: nets.MinimizingMovement, states: list[torch.Tensor], held: bool = False
+) -> float:
+    """Return the share of energies that a layer moves the wrong way.
+
+    They are those of samples, or of tokens under a mask, in the context of the layer if `held`.
+    """
+    import torch
+
+    wide = copy.deepcopy(body).double()
+    with torch.no_grad():
+        pairs = [(x.double(), y.double()) for x, y in pairwise(states)]
+        before = torch.stack([wide.energy(x) for x, _ in pairs])
+        after = torch.stack([wide.energy(y, x if held else None) for x, y in pairs])
+    wrong = (after - before) * (-1 if body.direction == "ascent" else 1)
+    return float((wrong > ROUNDING * after).double().mean())
 
 
 def mean_cosine(x: torch.Tensor) -> float:
@@ -257,33 +285,48 @@ def findings(
         bool((wrong == 0).all()),
     ).of_theorem()]  # fmt: skip
 
-    # Not by cosines: tokens at two opposite points have a mean cosine of about zero, and rank one.
-    def rank(name: str) -> np.ndarray:
-        return results.values(name, "rank")
-
-    def rank_deeper(name: str) -> np.ndarray:
-        return results.values(name, "rank_deeper")
-
     def right(name: str) -> np.ndarray:
         return results.values(name, "final")
 
     def right_in_noise(name: str) -> np.ndarray:
         return results.values(name, "noisy", -1)
 
-    questions = (
-        ("tokens have a higher effective rank at the end of {} than of {}", rank, ""),
-        ("tokens have a higher effective rank at four times the depth of {} than of {}",
-         rank_deeper, ""),
-        ("{} classifies more digits than {}", right, "points"),
-        (f"under noise of {LEVELS[-1]:g} {{}} classifies more digits than {{}}", right_in_noise,
-         "points"),
-    )  # fmt: skip
-    for statement, of, unit in questions:
-        for ours in ("ascent", "descent"):
-            for theirs in ("plain", "continuous"):
-                text, verdict = networks.compared(of(ours), of(theirs), unit)
-                said = statement.format(ours, theirs)
-                found.append(study.Finding(said, "question of this study", text, verdict))
+    return [
+        *found,
+        *rank_questions(results),
+        *questions("{} classifies more digits than {}", right, "points"),
+        *questions(
+            f"under noise of {LEVELS[-1]:g} {{}} classifies more digits than {{}}", right_in_noise,
+            "points",
+        ),
+    ]  # fmt: skip
+
+
+def rank_questions(results: Results) -> list[study.Finding]:
+    """Return verdicts on effective ranks.
+
+    Mean cosines do not tell: that of tokens at two opposite points is about zero, their rank one.
+    """
+    return [
+        finding
+        for place, key in (("the end", "rank"), ("four times the depth", "rank_deeper"))
+        for finding in questions(
+            f"tokens have a higher effective rank at {place} of {{}} than of {{}}",
+            partial(results.values, key=key),
+        )
+    ]
+
+
+def questions(
+    statement: str, of: Callable[[str], np.ndarray], unit: str = ""
+) -> list[study.Finding]:
+    """Return verdicts on the movements against the other models; more is better."""
+    found = []
+    for ours in ("ascent", "descent"):
+        for theirs in ("plain", "continuous"):
+            text, verdict = networks.compared(of(ours), of(theirs), unit)
+            said = statement.format(ours, theirs)
+            found.append(study.Finding(said, "question of this study", text, verdict))
     return found
 
 
@@ -294,7 +337,6 @@ def findings(
 def report(flags: EnergyStableLayers, images: nets.data.Images, results: Results) -> str:
     """Return the tables."""
     column = partial(networks.column, results)
-    percent: Any = lambda value: f"{100 * value:.2f}"  # noqa: E731
     models = list(results.records)
     main = {
         "model": models,
@@ -329,19 +371,31 @@ def report(flags: EnergyStableLayers, images: nets.data.Images, results: Results
 
 def figures(flags: EnergyStableLayers, results: Results) -> dict[str, study.Figure]:
     """Draw the effective rank by depth, and the learning curves."""
-    from wflow.plots import networks as plots
+    from wflow.plots.networks import learning_curves
+
+    curves = {"data": "training loss", "accuracy": "test accuracy"}
+    return {
+        "collapse": ranks_by_depth(flags, results),
+        "learning_curves": learning_curves(results.histories, curves),
+    }
+
+
+def percent(value: float) -> str:
+    """Return a share in per cent."""
+    return f"{100 * value:.2f}"
+
+
+def ranks_by_depth(flags: MovementFlags, results: Results) -> study.Figure:
+    """Draw the effective rank by depth."""
+    from wflow.plots.networks import Line, lines
 
     depth = range(DEEPER * flags.depth + 1)
     drawn = [
-        plots.Line(name, depth, [r["ranks"] for r in records])
+        Line(name, depth, [r["ranks"] for r in records])
         for name, records in results.records.items()
     ]
-    curves = {"data": "training loss", "accuracy": "test accuracy"}
     panel = {f"trained with {flags.depth}": ("applications of the block", drawn)}
-    return {
-        "collapse": plots.lines(panel, "Effective rank of tokens"),
-        "learning_curves": plots.learning_curves(results.histories, curves),
-    }
+    return lines(panel, "Effective rank of tokens")
 
 
 EXPERIMENT = networks.Experiment(

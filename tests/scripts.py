@@ -18,10 +18,10 @@ SCRIPTS = sorted(ROOT.glob("studies/**/*.py"))  # with the parts of studies
 NAMES = sorted(file.stem for file in SCRIPTS if not file.stem.startswith("_"))
 FILES = {file.stem: file for file in (*SCRIPTS, *ROOT.glob("docs/_ext/*.py"))}
 VERDICTS = get_args(Verdict)
-OF_NETWORKS = {"cats_dogs", "energy_stable_layers", "mnist_vit", "nanogpt_sizes", "point_clouds",
-               "pontryagin_gpt", "pontryagin_resnet", "rwpo_benchmarks", "rwpo_digits",
-               "rwpo_inverse", "sentiment", "shakespeare_gpt", "shakespeare_words",
-               "trained_heads", "web_text"}  # fmt: skip
+OF_NETWORKS = {"cats_dogs", "energy_stable_gpt", "energy_stable_layers", "mnist_vit",
+               "nanogpt_sizes", "point_clouds", "pontryagin_gpt", "pontryagin_resnet",
+               "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "sentiment", "shakespeare_gpt",
+               "shakespeare_words", "trained_heads", "web_text"}  # fmt: skip
 sys.path[:0] = sorted({str(file.parent) for file in SCRIPTS})  # as Python does for a script
 
 

@@ -69,7 +69,8 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "rest is compared with the presets for two cores: small networks, little data, up to three "
         "seeds. [All published tables](ott_tables.md) stand beside ours, row by row.",
         ("mnist_vit", "shakespeare_words", "point_clouds_solids", "point_clouds_digits", "web_text",
-         "sentiment", "cats_dogs", "shakespeare_gpt", "trained_heads", "energy_stable_layers"),
+         "sentiment", "cats_dogs", "shakespeare_gpt", "trained_heads", "energy_stable_layers",
+         "energy_stable_gpt"),
     ),
     (
         "Training as optimal control",

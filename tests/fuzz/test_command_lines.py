@@ -226,7 +226,9 @@ def stop_at_runs(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
         monkeypatch.setattr(module, "PARTS", dict.fromkeys(module.PARTS, begins))
     for sampler in ("brwp", "myula", "ula"):
         monkeypatch.setattr(wflow.sampling, sampler, begins)
-    for owner, name in ((wflow, "lyapunov"), (wflow.inference, "fit"), (wflow.control, "steer")):
+    for name in ("lyapunov", "lipschitz"):
+        monkeypatch.setattr(wflow, name, begins)
+    for owner, name in ((wflow.inference, "fit"), (wflow.control, "steer")):
         monkeypatch.setattr(owner, name, begins)
     if "torch" in sys.modules:
         from wflow.nets import data, train

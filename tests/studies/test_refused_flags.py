@@ -22,6 +22,7 @@ REFUSED = {
         "--t-final 0.3 --dt 0.2": "steps",
         "--t-final 0.05 --dt 0.002": "--t-final is 0.05",
     },
+    "energy_stable_gpt": {"--heads 3": "heads", "--context 20000": "tokens"},
     "energy_stable_layers": {
         "--only movement": "--only",
         "--preset paper": "--preset is paper",

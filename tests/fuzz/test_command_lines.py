@@ -86,13 +86,14 @@ def snapshot(*folders: Path) -> dict[Path, tuple[int, int, int]]:
 
 def flags_of(module: ModuleType) -> type:
     """Return the class of the flags of a study, which are the cases of this driver."""
-    (found,) = [
+    own = [
         value
         for value in vars(module).values()
         if isinstance(value, type)
         and issubclass(value, study.OutputFlags)
         and value.__module__ == module.__name__
     ]
+    (found,) = [one for one in own if not any(one in other.__mro__[1:] for other in own)]
     return found
 
 

@@ -19,7 +19,7 @@ run: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	@echo "make test 1/2: kernels are compiled, in a fresh clone about 3 minutes on two cores, else seconds"
 	$(BIN)/python tests/precompile.py
-	@echo "make test 2/2: the tests run, about 7 minutes on two cores"
+	@echo "make test 2/2: the tests run, about 9 minutes on two cores"
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The tests of many cases, with all of them, and slow ones.

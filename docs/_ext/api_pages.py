@@ -168,6 +168,12 @@ def title(text: str) -> str:
     return f"{text}\n{'=' * len(text)}\n\n"
 
 
+def page_name(name: Name, listed: list[Name]) -> str:
+    """The name of the page of a name: some file systems take W2 and w2 for one."""
+    taken = any(other.path == name.path.lower() != name.path for other in listed)
+    return f"{name.path}.{name.kind}" if taken else name.path
+
+
 def page_of_name(name: Name, shown: dict[int, Name]) -> str:
     """The page of a class, function or error; of the second name of an object, a pointer."""
     text = title(name.path) + f".. currentmodule:: {name.room}\n\n"
@@ -204,7 +210,7 @@ def page_of_room(room: str, module: ModuleType, listed: list[Name], inner: list[
             value = textwrap.shorten(repr(name.value), 160)
             text += f".. py:data:: {name.name}\n   :value: {value}\n\n"
             text += f"   {comment_of(module, name.name)}\n\n"
-    pages = [name.path for name in listed if name.kind != "data"]
+    pages = [page_name(name, listed) for name in listed if name.kind != "data"]
     if pages or inner:
         text += ".. toctree::\n   :hidden:\n\n"
         text += "".join(f"   {page}\n" for page in [*inner, *pages])
@@ -244,7 +250,7 @@ def write(folder: Path) -> None:
         pages[room] = page_of_room(room, module, listed, inner)
         for name in listed:
             if name.kind != "data":
-                pages[name.path] = page_of_name(name, shown)
+                pages[page_name(name, listed)] = page_of_name(name, shown)
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.rst"):
         if old.stem not in pages:

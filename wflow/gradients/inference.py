@@ -193,8 +193,7 @@ class Fit(ShortResult):
         """
         if not isinstance(weights, Mapping):
             raise InputError(f"weights are {shown(weights)}: expected a dict, parameter -> weights")
-        value, low, high = self._solution.interval(self._solution.space.weights(weights))
-        return value, low, high
+        return self._solution.interval(self._solution.space.weights(weights))
 
 
 def fit(

@@ -42,7 +42,7 @@ def choose_adjoint(
     """
     paths, n, d = x.shape
     result = np.zeros(paths, bool)
-    if method == "exact" or d not in LARGEST_DEGREE:
+    if d not in LARGEST_DEGREE or (method == "auto" and n < FEWEST_TOKENS):
         return result
     D = np.broadcast_to(D, (paths, *D.shape[1:]))
     result[:] = np.sqrt(np.einsum("phkl,phkl->ph", D, D)).max(axis=1) < _LARGEST_SCORE[flow]
@@ -50,7 +50,7 @@ def choose_adjoint(
         return result
     exact = _ADJOINT * EXACT[d] * D.shape[1] * n * n
     for p in np.flatnonzero(result):
-        result[p] = n >= FEWEST_TOKENS and exact > _predicted(x[p], D[p], tolerance)
+        result[p] = exact > _predicted(x[p], D[p], tolerance)
     return result
 
 
@@ -119,17 +119,18 @@ def _one_path(x, D, V, lam, flow, sign, tolerance):
     shares = np.concatenate([w, a[..., None]], -1) * inverse[..., None]
     g = np.abs(shares).max(axis=-1)
     base, of_base = sums(back, g)
-    T, W = np.zeros_like(w), np.empty_like(w)
+    features = np.column_stack([x, np.ones(n)])
+    T, W = np.zeros_like(w), np.empty_like(shares)
     for k in range(d + 1):
         of_one, of_tokens = sums(back, g + shares[..., k])
-        T += (x[:, k, None] if k < d else 1.0) * (of_tokens - of_base)
-        if k < d:
-            W[..., k] = of_one - base
+        T += features[:, k, None] * (of_tokens - of_base)
+        W[..., k] = of_one - base
 
     moments = f[..., None] * M
     attention = np.einsum("hkl,hil->ik", V, moments)
     radial = np.einsum("ik,ik->i", x, attention)[:, None]
-    of_x = np.einsum("hkl,hil->ik", D, R) + np.einsum("hlk,hil->ik", D, T) + W.sum(axis=0)
+    of_x = np.einsum("hkl,hil->ik", D, R) + np.einsum("hlk,hil->ik", D, T)
+    of_x += W[..., :d].sum(axis=0)
     of_x -= along * attention + radial * lam
     of_D, of_V = (np.einsum("ik,hil->hkl", *of) for of in ((x, R), (mu, moments)))
     return of_x, of_D, of_V, max(errors)

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
 from energy_stable_layers import (
     DEEPER,
     ENDS,
@@ -29,7 +28,9 @@ from energy_stable_layers import (
     MovementFlags,
     body,
     collapse,
+    collapse_columns,
     layers,
+    one_way,
     percent,
     questions,
     rank_questions,
@@ -133,18 +134,13 @@ def answers(
     seed: int = 0,
 ) -> tuple[float, float]:
     """Return the mean loss and the share of right next characters, some of the input replaced."""
-    import torch
-
     true = text.test[: flags.tests + 1]
     seen = nets.data.replace_tokens(true, rate, text.vocabulary, seed)
     windows = partial(nets.data.windows, context=flags.context, batch=WINDOWS)
     pairs = zip(windows(seen), windows(true), strict=True)
     batches = ((inputs, wanted) for (inputs, _), (_, wanted) in pairs)
-    loss, right = 0.0, 0
-    for logits, wanted in networks.outputs(net, batches, device):
-        loss += float(torch.nn.functional.cross_entropy(logits.mT, wanted, reduction="sum"))
-        right += int((logits.argmax(2) == wanted).sum())
-    return loss / (len(true) - 1), right / (len(true) - 1)
+    found = networks.classified(net, batches, device)
+    return found["test_loss"], found["accuracy"]
 
 
 # What was learnt
@@ -187,13 +183,9 @@ def measure(
 
 def findings(flags: EnergyStableGpt, text: nets.data.Text, results: Results) -> list[study.Finding]:
     """Return claims about the layer, with their verdicts."""
-    wrong = np.concatenate([results.values(name, "wrong_way") for name in ("ascent", "descent")])
+    claim = "no layer moves the energy of a token the wrong way in the context that it holds"
     return [
-        study.Finding.decided(
-            "no layer moves the energy of a token the wrong way in the context that it holds",
-            "[theory](#theory-movement)", f"{100 * wrong.mean():.3g} % of layers and tokens",
-            bool((wrong == 0).all()),
-        ).of_theorem(),
+        one_way(results, claim, "tokens"),
         *rank_questions(results),
         *questions("{} predicts characters with a lower loss than {}",
                    lambda name: -results.values(name, "final")),
@@ -217,10 +209,7 @@ def report(flags: EnergyStableGpt, text: nets.data.Text, results: Results) -> st
         ],
         "test loss": column("final", ".3f"),
         "right characters (%)": column("right", percent),
-        "mean cosine": column("cosine", ".3f"),
-        "at 4 times the depth": column("cosine_deeper", ".3f"),
-        "effective rank": column("rank", ".2f"),
-        "at 4 times the depth ": column("rank_deeper", ".2f"),
+        **collapse_columns(results),
         "energy the wrong way, context held (%)": column("wrong_way", percent),
         "context moved (%)": column("wrong_way_moved", percent),
         "training (s)": column("seconds", ".0f"),

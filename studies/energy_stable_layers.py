@@ -161,11 +161,7 @@ def accuracy(
 ) -> float:
     """Return the share of right answers."""
     pieces = zip(inputs.split(EVALUATION), labels.long().split(EVALUATION), strict=True)
-    right = sum(
-        int((logits.argmax(1) == wanted).sum())
-        for logits, wanted in networks.outputs(net, pieces, device)
-    )
-    return right / len(labels)
+    return networks.classified(net, pieces, device)["accuracy"]
 
 
 # What was learnt
@@ -194,7 +190,6 @@ def measure(
     flags: EnergyStableLayers, images: nets.data.Images, name: str, training: Trained, seed: int
 ) -> Record:
     """Return all quantities of a trained network."""
-
     if training.diverged:
         return {}
     net, device = training.model, training.device
@@ -278,12 +273,6 @@ def findings(
     flags: EnergyStableLayers, images: nets.data.Images, results: Results
 ) -> list[study.Finding]:
     """Return claims about the layer, with their verdicts."""
-    wrong = np.concatenate([results.values(name, "wrong_way") for name in ("ascent", "descent")])
-    found = [study.Finding.decided(
-        "no layer of minimizing movements moves the energy of an image the wrong way",
-        "[theory](#theory-movement)", f"{100 * wrong.mean():.3g} % of layers and images",
-        bool((wrong == 0).all()),
-    ).of_theorem()]  # fmt: skip
 
     def right(name: str) -> np.ndarray:
         return results.values(name, "final")
@@ -291,8 +280,9 @@ def findings(
     def right_in_noise(name: str) -> np.ndarray:
         return results.values(name, "noisy", -1)
 
+    claim = "no layer of minimizing movements moves the energy of an image the wrong way"
     return [
-        *found,
+        one_way(results, claim, "images"),
         *rank_questions(results),
         *questions("{} classifies more digits than {}", right, "points"),
         *questions(
@@ -300,6 +290,15 @@ def findings(
             "points",
         ),
     ]  # fmt: skip
+
+
+def one_way(results: Results, claim: str, samples: str) -> study.Finding:
+    """Return the verdict on the energies that no layer moves the wrong way."""
+    wrong = np.concatenate([results.values(name, "wrong_way") for name in ("ascent", "descent")])
+    return study.Finding.decided(
+        claim, "[theory](#theory-movement)", f"{100 * wrong.mean():.3g} % of layers and {samples}",
+        bool((wrong == 0).all()),
+    ).of_theorem()  # fmt: skip
 
 
 def rank_questions(results: Results) -> list[study.Finding]:
@@ -345,10 +344,7 @@ def report(flags: EnergyStableLayers, images: nets.data.Images, results: Results
             for name in models
         ],
         "test accuracy (%)": column("final", percent),
-        "mean cosine": column("cosine", ".3f"),
-        "at 4 times the depth": column("cosine_deeper", ".3f"),
-        "effective rank": column("rank", ".2f"),
-        "at 4 times the depth ": column("rank_deeper", ".2f"),
+        **collapse_columns(results),
         "energy the wrong way (%)": column("wrong_way", percent),
         "training (s)": column("seconds", ".0f"),
     }
@@ -377,6 +373,17 @@ def figures(flags: EnergyStableLayers, results: Results) -> dict[str, study.Figu
     return {
         "collapse": ranks_by_depth(flags, results),
         "learning_curves": learning_curves(results.histories, curves),
+    }
+
+
+def collapse_columns(results: Results) -> dict[str, list[str]]:
+    """Return the columns of a table about what `collapse` measures."""
+    column = partial(networks.column, results)
+    return {
+        "mean cosine": column("cosine", ".3f"),
+        "at 4 times the depth": column("cosine_deeper", ".3f"),
+        "effective rank": column("rank", ".2f"),
+        "at 4 times the depth ": column("rank_deeper", ".2f"),
     }
 
 

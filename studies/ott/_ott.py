@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -80,7 +79,7 @@ def training(
     )  # fmt: skip
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        return classified(model, tests(), processes.device, processes)
+        return networks.classified(model, tests(), processes.device, processes)
 
     return Run(net, objective, source, config, evaluate)
 
@@ -99,30 +98,6 @@ def trained_texts(inputs: str) -> dict[str, tuple[str, str]]:
         "transport": ("transport cost, likewise", "1"),
         "seconds": ("time of the training steps", "s"),
     }
-
-
-def classified(
-    model: nn.Module,
-    batches: Iterable[tuple[torch.Tensor, ...]],
-    device: torch.device,
-    processes: nets.train.Processes | None = None,
-) -> dict[str, float]:
-    """Return the share of right answers and mean cross-entropy over batches (inputs..., labels).
-
-    The processes take turns with the batches, and all get the result.
-    """
-    import torch
-
-    rows, right, loss = 0, 0, 0.0
-    if processes is not None:
-        batches = islice(batches, processes.rank, None, processes.count)
-    for logits, labels in networks.outputs(model, batches, device):
-        rows += len(labels)
-        right += int((logits.argmax(1) == labels).sum())
-        loss += float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
-    if processes is not None:
-        rows, right, loss = map(sum, zip(*processes.collect((rows, right, loss)), strict=True))
-    return {"accuracy": right / rows, "test_loss": loss / rows}
 
 
 def steepest(history: Any) -> float:

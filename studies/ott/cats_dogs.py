@@ -209,7 +209,7 @@ def measure(
     if training.diverged:
         return {}
     record: Record = {
-        key: ott.classified(net, tested(flags, images, cropped=by), device)["accuracy"]
+        key: networks.classified(net, tested(flags, images, cropped=by), device)["accuracy"]
         for key, by in (("whole", None), ("cropped", seed))
     }
     epoch = len(images.train_images) // flags.batch

@@ -186,7 +186,7 @@ def measure(
     clean = normalised(images)
 
     def accuracy(inputs: torch.Tensor) -> float:
-        return ott.classified(model, batches(inputs, images.test_labels), device)["accuracy"]
+        return networks.classified(model, batches(inputs, images.test_labels), device)["accuracy"]
 
     final = accuracy(clean)  # also without noise, and with the steps of the training
 

@@ -277,7 +277,7 @@ def measure(
     net, device = training.model, training.device
 
     def accuracy(points: torch.Tensor, mask: torch.Tensor | None) -> float:
-        return ott.classified(net, data.tests(points, mask), device)["accuracy"]
+        return networks.classified(net, data.tests(points, mask), device)["accuracy"]
 
     def dropped(rate: float) -> float:
         if data.mask is None:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
@@ -546,6 +547,32 @@ def outputs(
             with torch.no_grad():
                 output = model(*(each.to(device) for each in inputs)).output
             yield output, targets.to(device)
+
+
+def classified(
+    model: "nn.Module",
+    batches: "Iterable[tuple[Tensor, ...]]",
+    device: "torch.device",
+    processes: "nets.train.Processes | None" = None,
+) -> dict[str, float]:
+    """Return the share of right answers and mean cross-entropy over batches (inputs..., labels).
+
+    A label stands for a sample, or for each token of a text. The processes take turns with the
+    batches, and all get the result.
+    """
+    import torch
+
+    rows, right, loss = 0, 0, 0.0
+    if processes is not None:
+        batches = islice(batches, processes.rank, None, processes.count)
+    for output, targets in outputs(model, batches, device):
+        logits, labels = output.flatten(0, -2), targets.flatten()
+        rows += len(labels)
+        right += int((logits.argmax(1) == labels).sum())
+        loss += float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
+    if processes is not None:
+        rows, right, loss = map(sum, zip(*processes.collect((rows, right, loss)), strict=True))
+    return {"accuracy": right / rows, "test_loss": loss / rows}
 
 
 def motion(body: "nn.Module", hidden: "Tensor", **context: Any) -> Record:

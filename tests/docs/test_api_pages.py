@@ -39,9 +39,15 @@ def test_every_class_and_function_has_a_page_and_every_constant_a_place(api, pag
         if name.kind == "data":
             assert f".. py:data:: {name.name}\n" in room
         else:
-            page = (pages / f"{name.path}.rst").read_text(encoding="utf-8")
+            file = api.page_name(name, [n for n in api.names() if n.room == name.room])
+            page = (pages / f"{file}.rst").read_text(encoding="utf-8")
             assert page.startswith(f"{name.path}\n====")
-            assert re.search(rf"^   {re.escape(name.path)}$", room, re.MULTILINE)
+            assert re.search(rf"^   {re.escape(file)}$", room, re.MULTILINE)
+
+
+def test_no_two_pages_have_names_that_differ_by_case_alone(pages):
+    names = [page.stem.lower() for page in pages.iterdir()]
+    assert len(names) == len(set(names))
 
 
 def test_every_room_is_listed_with_what_is_in_it(api, pages):

@@ -77,6 +77,16 @@ def test_a_session_leaves_run_files_summary_and_figures(tmp_path, capsys) -> Non
         assert np.array_equal(run["energy"].values, direct["energy"].values)
 
 
+def test_the_label_of_a_figure_is_its_caption_in_the_report(tmp_path) -> None:
+    figures = {stem: Figure() for stem in ("first_curve", "second_curve")}
+    figures["first_curve"].set_label("G² < 1 over time")
+    with study.session("trial", flags(tmp_path)) as session:
+        session.finish(TABLE, "a table", [FINDING], figures)
+    page = (tmp_path / "report.html").read_text()
+    for caption in ("G² &lt; 1 over time", "second curve"):
+        assert f"<figcaption>{caption}</figcaption>" in page
+
+
 def test_an_earlier_summary_is_kept_unless_asked(tmp_path) -> None:
     write(tmp_path)
     with pytest.raises(InputError, match="--resume"), study.session("trial", flags(tmp_path)):

@@ -528,7 +528,7 @@ class Session:
         findings : sequence of Finding
             One per prediction.
         figures : dict of str to matplotlib.figure.Figure
-            Figures by name, written as PNG and PDF.
+            Figures by name, written as PNG and PDF; the label of one is its caption in the report.
         texts : dict of str to str, optional
             Content of further text files, by name.
         """
@@ -664,7 +664,8 @@ def write_results(
 
     Parameters
     ----------
-    document : it gets the names of the figures and texts
+    document : it gets the names of the figures and texts, and captions
+    figures : by name; the label of a figure is its caption in the report
     stale : names of earlier results, removed where they are not written again
 
     Raises
@@ -695,6 +696,7 @@ def write_results(
     }
     dataset = table.assign_attrs(attrs | cf)
     document = document | {"figures": list(figures), "texts": sorted(texts)}
+    document["captions"] = {k: label for k, each in figures.items() if (label := each.get_label())}
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     writers: dict[str, Callable[[Path], Any]] = {
         f"{stem}.{kind}": partial(draw, figure, kind)

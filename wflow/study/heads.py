@@ -56,6 +56,10 @@ _AT_END = ("energy", *BUDGET_RUNNING)
 _PARTS = {"head_variance": "variance over heads", "mean_velocity": "mean velocity"}  # of G^2
 _FITTED = {"upper_gradient_sq": 1, "head_variance": 2}  # name -> smallest head count that has it
 _LATE = "average over t >= T/2"
+_CAPTIONS = {
+    "gradient_against_heads": "G², averaged over late times, against the number of heads",
+    "gradient_over_time": "G² over time, for each number of heads",
+}
 
 
 def head_variance(
@@ -439,6 +443,8 @@ def draw(flags: StudyFlags, files: dict[int, Path], table: Any, fit: Any) -> "di
                 list(runs), average, fit, flags.fit_from
             )
             figures["gradient_over_time"] = gradient_over_time(runs)
+            for name, caption in _CAPTIONS.items():
+                figures[name].set_label(caption)
         figures |= run_figures(runs[max(runs)])
     return figures
 

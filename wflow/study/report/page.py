@@ -554,9 +554,11 @@ def _page_of_study(study: Study) -> Page:
     body = page.body
     body.append(_banner(study.missing))
     charts = {k: page.chart(chart, f"s-{k}") for k, chart in enumerate(study.charts.values())}
+    captions = document.get("captions", {})
+    words = {stem: captions.get(stem, stem.replace("_", " ")) for stem in study.pictures}
     pictures = [
-        _picture(content, f"Figure of the study: {words}", words)
-        for words, content in ((_words(stem), c) for stem, c in study.pictures.items())
+        _picture(content, f"Figure of the study: {words[stem]}", words[stem])
+        for stem, content in study.pictures.items()
     ]
     found = document.get("findings", [])
     findings = _findings_html(found)
@@ -608,15 +610,6 @@ def _page_of_study(study: Study) -> Page:
         body.append('<section><h2 id="provenance">Provenance</h2>')
         body.append(_table(rows, kind="info") + command + "</section>")
     return page
-
-
-def _words(stem: str) -> str:
-    """Return what a figure of the study shows, or its name where that is not known."""
-    known = {
-        "gradient_over_time": "G² over time, for each number of heads",
-        "gradient_against_heads": "G², averaged over late times, against the number of heads",
-    }
-    return known.get(stem, stem.replace("_", " "))
 
 
 def _has_energy(section: Section) -> bool:

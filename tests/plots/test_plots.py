@@ -119,7 +119,7 @@ def test_the_energy_balance_says_what_its_residual_is(scheme, law, said) -> None
 
 
 def test_projection_keeps_the_sphere_in_the_unit_disc_and_its_axes_orthonormal() -> None:
-    points = a_run(d=6)["tokens"].values[0, 0]
+    points = a_run(d=5)["tokens"].values[0, 0]
     basis, share = tokens.principal_axes(points)
     np.testing.assert_allclose(basis @ basis.T, np.eye(2), atol=1e-14)
     assert share[0] >= share[1] > 0 and share.sum() <= 1

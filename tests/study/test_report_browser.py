@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 SIZE = (1200, 900)
 VERDICTS: tuple[Verdict, ...] = ("confirmed", "not confirmed")
+PLAYS = "return document.querySelector('.hero canvas').dataset.frame > 0"
 CUT = (
     "return [document.documentElement, ...document.querySelectorAll('.scroll, nav')]"
     ".filter((part) => part.scrollWidth > part.clientWidth)"
@@ -158,6 +159,8 @@ def test_another_run_can_be_chosen(loaded) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
 def test_the_first_screen_has_a_conclusion_and_the_sphere_and_nothing_is_cut(page, width, height):
+    from selenium.webdriver.support.ui import WebDriverWait
+
     with browser(width, height) as driver:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -169,10 +172,7 @@ def test_the_first_screen_has_a_conclusion_and_the_sphere_and_nothing_is_cut(pag
             for selector, lowest in seen.items():
                 part = driver.find_element("css selector", selector).rect
                 assert part["width"] > 0.3 * width and part["y"] + part["height"] <= lowest
-            wait = "const [done] = arguments; setTimeout(done, 1500)"
-            driver.execute_async_script(wait)
-            frame = driver.find_element("css selector", ".hero canvas").get_attribute("data-frame")
-            assert int(frame) > 0, "the sphere plays"
+            WebDriverWait(driver, 15).until(lambda found: found.execute_script(PLAYS))
             assert driver.execute_script(CUT) == []
 
 

@@ -181,6 +181,7 @@ def trained(flags: TrainedHeads, name: str, text: nets.data.Text) -> nets.GPT:
         weight_decay=0.1,
         clip=1.0,
         seed=flags.seed,
+        device=flags.compute.device or "auto",
     )
     out = flags.out / f"training_{name}"
     nets.train.train(

@@ -296,7 +296,9 @@ def test_dask_missing_is_said_before_anything_is_written(tmp_path, monkeypatch) 
     assert not list(tmp_path.iterdir())
 
 
-WITHOUT_PRECISION = {"pontryagin_resnet", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse"}
+WITHOUT_PRECISION = {
+    "pontryagin_gpt", "pontryagin_resnet", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse",
+}  # fmt: skip
 TRAINING = sorted(OF_NETWORKS - {"trained_heads"})
 
 
@@ -315,9 +317,7 @@ def test_a_training_has_the_flags_of_its_command_line(name, tmp_path, monkeypatc
 
     monkeypatch.setattr(train, "train", begins)
     command = ["--preset", "smoke", "--device", "cpu", "--out", str(tmp_path / "out")]
-    flags = [["--precision", "bfloat16"]]
-    if name != "pontryagin_gpt":  # sweeps of costates are not compiled
-        flags.append(["--compile"])
+    flags = [["--precision", "bfloat16"], ["--compile"]]
     if name in WITHOUT_PRECISION:
         for refused in flags:
             with pytest.raises(SystemExit):
@@ -326,5 +326,4 @@ def test_a_training_has_the_flags_of_its_command_line(name, tmp_path, monkeypatc
     with pytest.raises(Begins) as caught:
         call(name, monkeypatch, *command, *chain(*flags))
     (config,) = caught.value.args
-    assert config.precision == "bfloat16" and config.device == "cpu"
-    assert config.compile == (name != "pontryagin_gpt")
+    assert (config.precision, config.device, config.compile) == ("bfloat16", "cpu", True)

@@ -48,6 +48,8 @@ def test_two_processes_train_as_one(name, tmp_path, monkeypatch, only_long):
 
 # Studies whose trainings are shared out, with flags beyond the preset.
 SHARED = {
+    "energy_stable_gpt": "--only plain descent",
+    "energy_stable_layers": "--only plain descent",
     "pontryagin_gpt": "--only S 'S costates' 'S MSA'",
     "pontryagin_resnet": "--only 'donut classic' 'donut euler adam' 'donut euler emsa'",
     "rwpo_benchmarks": "--seeds 1 --only 'moons OT-Flow' 'moons chosen'",

@@ -59,6 +59,15 @@ FLAGS: dict[str, Any] = {
     "point_clouds": PointClouds, "shakespeare_gpt": ShakespeareGpt,
     "shakespeare_words": ShakespeareWords, "web_text": WebText,
 }  # fmt: skip
+NOTES = {  # on a study, or on a table: what was trained apart from the summary that is read
+    "mnist_vit": "The baseline has 92,938 parameters; it was trained on 2026-11-27, "
+    "`--only baseline`.",
+    "9 of [OTT1]": "Table 4 of [OTT1] has the first of these numbers. The models with lam = 0.01 "
+    "were trained [apart](sentiment.md#the-slight-cost-of-the-first-version), two seeds, "
+    "2026-11-29.",
+    "10": "BERTScore: all-MiniLM-L6-v2, [trained again for it](shakespeare_gpt.md#bertscore), "
+    "2 seeds, 2026-11-28.",
+}
 GPUS = dict(zip(FLAGS, (1, 8, 2, 8, 2, 2, 8), strict=True))  # on which the preset `paper` runs
 
 
@@ -368,6 +377,7 @@ def page(sources: list[Source], command: str) -> str:
         if name == "5":
             pieces += times()
         pieces.append(f"## Table {name}: {title}")
+        pieces += [NOTES[name]] if name in NOTES else []
         for part in parts:
             mine = [
                 source
@@ -386,7 +396,8 @@ def page(sources: list[Source], command: str) -> str:
             for source in mine:
                 size = of_published_size(source.study, source.flags)
                 pieces += [
-                    f"[{part.study}]({part.study}.md), `{source.command}`. {source.caption}",
+                    f"[{part.study}]({part.study}.md), `{source.command}`. {source.caption}"
+                    + (f" {NOTES[source.study]}" if source.study in NOTES else ""),
                     study.markdown_table(list(rows(part, source.table, size))),
                 ]
                 pieces += claims(part, name, source)
@@ -445,8 +456,8 @@ data, are no repetition of the published ones: for them the side alone is compar
 Published counts of parameters are those of our networks of the preset `paper` to the printed digit;
 a test of each study holds the rule of counting, which its page states. Where a row has no number of
 ours the model was not trained at that size. Rows of BERTScore need an encoder, which the option
-`--encoder` of the studies of texts loads, and are those of the encoder in the command. [OTT] does
-not name its own: the order of the models is compared, not the numbers."""
+`--encoder` of the studies of texts loads; the table names it. [OTT] does not name its own: the
+order of the models is compared, not the numbers."""
 
 
 def main() -> None:

@@ -328,7 +328,8 @@ def findings(flags: PointClouds, data: Data, results: Results) -> list[study.Fin
               "epoch", table, more(results, "final"), more(results, "best")),
         claim(f"{model} is more accurate than the N-ODE transformer", table,
               more(results, "final", "node"), more(results, "best", "node")),
-        no_better("the N-ODE transformer is no more accurate than the baseline", table,
+        no_better("the N-ODE transformer is not more accurate than the baseline by more than the "
+                  "spread over seeds", table,
                   more(results, "final", model="node"), more(results, "best", model="node")),
         claim(f"the training loss of {model} is below that of the baseline", "[OTT] Figure 2",
               less(results, "training"), unit=""),

@@ -64,7 +64,7 @@ SPARSE = {
     "late layer": "the flow with one late layer, ESS >= 30,",
 }
 PRINTED = {
-    "printed": "the flow as printed, with its misprinted kernel",
+    "printed": "the flow as printed, with its misprinted kernel,",
     "printed exact": "the printed flow with the exact kernel",
     "printed Laplace": "the printed flow with Laplace's kernel",
 }

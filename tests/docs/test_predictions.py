@@ -23,19 +23,23 @@ def test_pages_are_made_of_the_findings(monkeypatch):
     assert files == {name for _, _, names in pages.SECTIONS for name in names}
 
 
-def test_verdicts_of_a_page_are_those_of_its_findings(monkeypatch):
-    """Rows of a page of results that state a prediction as its findings do have its verdict."""
+# Their pages have a row for each case, which the findings sum up; sources stand above the tables.
+SUMMED_UP = {
+    "clustering", "edi_defect", "jko", "long_time", "mean_field_large", "mean_field_limit",
+    "metric", "oscillating_heads", "ou_heads", "spectrum", "stability_tokens", "stability_weights",
+}  # fmt: skip
+
+
+def test_findings_are_rows_of_the_page_of_their_study(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
     pages = importlib.import_module("predictions")
-    for _, _, names in pages.SECTIONS:
-        for name in names:
-            document = pages.read(name)
-            lines = (pages.RESULTS / f"{document['study']}.md").read_text(encoding="utf-8")
-            for finding in document["findings"]:
-                start = f"| {finding['prediction']} | {finding['source']} | {finding['found']} |"
-                verdicts = {line[len(start) :].strip(" |") for line in lines.splitlines()
-                            if line.startswith(start)}  # fmt: skip
-                assert verdicts <= {finding["verdict"]}, (name, finding["prediction"])
+    for name in {name for _, _, names in pages.SECTIONS for name in names} - SUMMED_UP:
+        document = pages.read(name)
+        lines = (pages.RESULTS / f"{document['study']}.md").read_text(encoding="utf-8").split("\n")
+        for finding in document["findings"]:
+            rows = [line for line in lines if line.startswith(f"| {finding['prediction']} | ")]
+            said = f" | {finding['found']} | {finding['verdict']} |"
+            assert any(row.endswith(said) for row in rows), (name, finding["prediction"], rows)
 
 
 def test_cases_are_folded_whole(monkeypatch):

@@ -347,7 +347,7 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> None:
             found: Sequence[Finding] = ()
             if is_published(flags) and len(names) == len(models):
                 found = experiment.findings(flags, data, results)
-                if flags.preset != "paper" and "paper" in flags.presets:
+                if "paper" in flags.presets and not has_settings_of(flags, "paper"):
                     found = [finding.at_this_size() for finding in found]
             opened_session.finish(
                 table=experiment.table(flags, results)
@@ -416,10 +416,13 @@ def is_published(flags: NetFlags) -> bool:
 
     A study without presets has no claims.
     """
+    return flags.preset != "smoke" and has_settings_of(flags, flags.preset)
+
+
+def has_settings_of(flags: NetFlags, preset: str) -> bool:
+    """Whether a preset trains the same; seeds and indifferent fields are not asked."""
     kept = {name: getattr(flags, name) for name in flags.indifferent}
-    if flags.preset == "smoke" or flags.preset not in flags.presets:
-        return False
-    return settings(flags) == settings(type(flags).of(flags.preset, **kept))
+    return preset in flags.presets and settings(flags) == settings(type(flags).of(preset, **kept))
 
 
 def on_rank_zero(flags: NetFlags, task: Callable[[], Result]) -> Result:

@@ -13,7 +13,8 @@ rate that the reader chooses: --rate, in 1e12 operations per second, that the ca
 networks.
 
 Flows of [RWPO] and trainings by Pontryagin's principle choose their operations by values, or
-differentiate within the backward pass: they are not counted.
+differentiate within the backward pass: they are not counted. What a step of flows takes on one core
+is on the pages of [densities](rwpo_benchmarks.md) and [digits](rwpo_digits.md).
 """
 
 import argparse

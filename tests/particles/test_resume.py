@@ -198,6 +198,23 @@ def test_a_signal_in_the_last_step_finishes_the_file_and_is_not_swallowed(tmp_pa
         assert ds.attrs["complete"] == 1
 
 
+def test_resume_removes_what_a_process_left_that_was_killed_at_its_end(tmp_path, monkeypatch):
+    out = tmp_path / "run.h5"
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "unlink", lambda *_, **__: None)  # it deletes nothing any more
+        run(out)
+    left = {file.name for file in tmp_path.iterdir()}
+    assert {"run.h5.checkpoint", "run.h5.lock"} < left
+    made = out.stat().st_mtime_ns
+    (tmp_path / "run.h5.checkpoint.old").write_text("of another program")
+    run(out, "resume")  # nothing is deleted beside a file that wflow did not write
+    assert {file.name for file in tmp_path.iterdir()} >= {"run.h5.checkpoint"}
+    (tmp_path / "run.h5.checkpoint.old").unlink()
+    run(out, "resume")
+    assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
+    assert out.stat().st_mtime_ns == made
+
+
 def test_a_run_whose_file_is_removed_ends_at_the_next_checkpoint(tmp_path):
     out, times = tmp_path / "run.h5", []
 

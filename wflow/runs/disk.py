@@ -275,6 +275,22 @@ def remove_drafts_of(path: Path) -> None:
             remove_drafts(target.parent, [target.name])
 
 
+def remove_states(path: Path) -> None:
+    """Delete the states of a finished run that a process left which was killed at its end."""
+    states = (checkpoint_of(path), former_of(path))
+    if any(os.path.lexists(left) for left in (*states, lock_of(path))):
+        with contextlib.suppress(RunFileError):  # another process has it, or nothing can be deleted
+            lock = RunLock(path)
+            try:
+                if not os.path.lexists(partial_of(path)):  # else they are those of an extension
+                    for left in states:
+                        check_replaceable(left)
+                    remove(*states)
+                    remove_drafts_of(path)
+            finally:
+                lock.release()
+
+
 def place(draft: Path, path: Path) -> None:
     """Rename a draft to its final name, unless something has that name.
 

@@ -25,7 +25,7 @@ from wflow._core.identity import check_comparable, warn_changed_itself, warn_not
 from wflow._core.memory import check_memory
 from wflow._core.progress import progress as progress_bar
 from wflow._core.signals import caught_signals, interrupted
-from wflow.runs import digests, read
+from wflow.runs import digests, disk, read
 from wflow.runs.read import differences, final_of, never_started, open_run, partial_of, run_status
 from wflow.runs.schema import (
     STATE,
@@ -476,6 +476,7 @@ def open_writer(
             return RunWriter.resume(out, config_text(config), progress=progress)
         extends = _extension(out, json.loads(config_text(config)), problem)
         if not extends:
+            disk.remove_states(out)
             return None
         history = extends.pop("history")
     warn_not_comparable(config)

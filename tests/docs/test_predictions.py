@@ -37,9 +37,10 @@ def test_findings_are_rows_of_the_page_of_their_study(monkeypatch):
         document = pages.read(name)
         lines = (pages.RESULTS / f"{document['study']}.md").read_text(encoding="utf-8").split("\n")
         for finding in document["findings"]:
-            rows = [line for line in lines if line.startswith(f"| {finding['prediction']} | ")]
-            said = f" | {finding['found']} | {finding['verdict']} |"
-            assert any(row.endswith(said) for row in rows), (name, finding["prediction"], rows)
+            start, found = f"| {finding['prediction']} | ", f" | {finding['found']} | "
+            rows = [line for line in lines if line.startswith(start) and found in line]
+            verdicts = {row.partition(found)[2] for row in rows}
+            assert verdicts == {f"{finding['verdict']} |"}, (name, finding["prediction"], rows)
 
 
 def test_cases_are_folded_whole(monkeypatch):

@@ -329,6 +329,15 @@ def test_one_damaged_run_among_good_ones_is_named(tmp_path, run) -> None:
     assert "not in the summary of the study: c." in parts.text
 
 
+@pytest.mark.parametrize("key", ["figures", "findings", "runs"])
+def test_a_damaged_summary_is_refused_with_a_message(tmp_path, key) -> None:
+    write_study(tmp_path)
+    summary = tmp_path / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {key: 7}))
+    with pytest.raises(wflow.RunFileError, match=r"summary\.json is damaged"):
+        wflow.report(tmp_path)
+
+
 def test_a_folder_of_runs_alone_has_a_page(tmp_path, run) -> None:
     shutil.copy(run, tmp_path / "a.h5")
     assert main(["report", str(tmp_path)]) == 0

@@ -112,9 +112,9 @@ def write(
             )
         path = path_of(source, "source")
         if path.is_dir():
-            place, study = path / REPORT, read_study(path, Clock(), light)
+            place = path / REPORT
             try:
-                page = _page_of_study(study)
+                page = _page_of_study(read_study(path, Clock(), light))
             except (AttributeError, LookupError, TypeError) as error:
                 raise RunFileError(
                     f"{path / 'summary.json'} is damaged ({error!r}): give the command of the "

@@ -67,7 +67,7 @@ NOTES = {  # on a study, or on a table: what was trained apart from the summary 
     "2026-11-29.",
     "10": "BERTScore: all-MiniLM-L6-v2, [trained again for it](shakespeare_gpt.md#bertscore), "
     "2 seeds, 2026-11-28.",
-    "13": "BERTScore: all-MiniLM-L6-v2, [trained again for it](web_text.md#bertscore), one seed, "
+    "13": "BERTScore: all-MiniLM-L6-v2, [trained again for it](web_text.md#bertscore), 2 seeds, "
     "2026-11-29.",
 }
 GPUS = dict(zip(FLAGS, (1, 8, 2, 8, 2, 2, 8), strict=True))  # on which the preset `paper` runs

@@ -155,7 +155,10 @@ Name = tuple[str, str]  # density and model
 
 def names(flags: RwpoBenchmarks) -> dict[str, Name]:
     """Return densities and the models that are compared on them, without unusable ones."""
-    near = [name for name, model in MODELS.items() if not too_far(model.options, flags.steps)]
+    near = [  # so are all variants, of which the trials choose
+        name for name, model in MODELS.items()
+        if model.options == {} or not too_far(model.options, flags.steps)
+    ]  # fmt: skip
     return {
         f"{target} {model}": (target, model) for target, model in product(flags.targets, near)
         if not model.endswith("eq.16") or target in flags.eq16_targets

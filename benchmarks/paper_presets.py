@@ -13,22 +13,29 @@ rate that the reader chooses: --rate, in 1e12 operations per second, that the ca
 networks.
 
 Flows of [RWPO] and trainings by Pontryagin's principle choose their operations by values, or
-differentiate within the backward pass: they are not counted. What a step of flows takes on one core
-is on the pages of [densities](rwpo_benchmarks.md) and [digits](rwpo_digits.md).
+differentiate within the backward pass. One step of them is taken on the CPU, and all that torch is
+asked for in it is counted: operations of products, inverses and eigenvectors, bytes that are read
+and written, and calls. Costs of a flow are a line in its $n_t$, which is laid through $n_t$ = 2
+and 4. A call of few rows takes a GPU as long as its start does, so that hours are the sum of three
+times: operations over --rate, bytes over --bandwidth, and calls times --start.
 """
 
 import argparse
 import importlib
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +52,13 @@ STUDIES = {
     "shakespeare_words": "ShakespeareWords", "web_text": "WebText",
     "nanogpt_sizes": "NanogptSizes",
 }  # fmt: skip
+SMALL = {
+    "rwpo_benchmarks": "RwpoBenchmarks", "rwpo_digits": "RwpoDigits",
+    "rwpo_inverse": "RwpoInverse", "pontryagin_resnet": "PontryaginResnet",
+    "pontryagin_gpt": "PontryaginGpt",
+}  # fmt: skip
+BY_DATA = ("rwpo_benchmarks", "pontryagin_resnet")  # names begin with density or data set
+NUMBERS = ("rate", "bandwidth", "start")
 COMMAND = "python benchmarks/paper_presets.py --page docs/results/paper_presets.md"
 
 
@@ -80,8 +94,30 @@ def long_reviews(flags: Any) -> Any:
     return module.Splits(flags, {0: data})
 
 
+def densities(flags: Any) -> Any:
+    """No trials: the variant that they would choose is the first."""
+    return importlib.import_module("rwpo_benchmarks").Trials(
+        networks.Results({}, {}), {flags.variants[0]: 0.0}
+    )
+
+
+def latents(flags: Any) -> Any:
+    """Normal vectors in place of latent ones."""
+    drawn = {d: torch.randn(2000, d) for d in flags.dims}
+    return SimpleNamespace(latents={
+        d: SimpleNamespace(train=z, test=z, beta=0.02) for d, z in drawn.items()
+    })  # fmt: skip
+
+
+def inverse_problems(flags: Any) -> Any:
+    """Few pairs, which are drawn from with repetitions."""
+    few = replace(flags, pairs=1100, ranked=128)
+    return importlib.import_module("rwpo_inverse").load(few)
+
+
 SUBSTITUTES: dict[str, Callable[[Any], Any]] = {
     "sentiment": long_reviews, "point_clouds": model_net40, "web_text": open_web_text,
+    "rwpo_benchmarks": densities, "rwpo_digits": latents, "rwpo_inverse": inverse_problems,
 }  # fmt: skip
 
 
@@ -128,66 +164,209 @@ class Cost:
     rows: int  # of a part of a batch, in one process
     memory: float  # bytes
     step: float  # operations of a step
-    all_steps: float  # those of all steps and seeds
+    steps: int  # of all seeds
+    moved: float = 0.0  # bytes that are read and written in a step
+    calls: float = 0.0  # of a step
+
+    @property
+    def all_steps(self) -> float:
+        """Operations of all steps and seeds."""
+        return self.step * self.steps
+
+    def hours(self, rate: float, bandwidth: float, start: float) -> float:
+        """Time of all steps: rate in 1e12 operations, bandwidth in 1e12 bytes per second."""
+        seconds = self.step / rate / 1e12 + self.moved / bandwidth / 1e12 + self.calls * start
+        return self.steps * seconds / 3600
+
+
+def parameters(run: networks.Run) -> int:
+    return sum(p.numel() for p in run.model.parameters())
 
 
 def cost_of(name: str, run: networks.Run, seeds: int) -> Cost:
     """Count what a planned training asks for."""
     config = run.config
     body: Any = getattr(run.model, "body", None)
-    count = sum(p.numel() for p in run.model.parameters())
     operations, kept = one_row(run)
     if getattr(body, "checkpointing", False):  # a step is kept again in the backward pass
         body.checkpointing = False
         kept += one_row(run)[1] // body.steps
     rows = config.batch // config.accumulate
+    memory = 16 * parameters(run) + rows * kept
     step = float(operations * config.batch)
-    memory = 16 * count + rows * kept
-    return Cost(name, count, rows, memory, step, step * config.steps * seeds)
+    return Cost(name, parameters(run), rows, memory, step, config.steps * seeds)
 
 
-def costs(name: str, flags: Any) -> list[Cost]:
-    """Count what a preset of a study asks for, model by model."""
-    experiment = importlib.import_module(name).EXPERIMENT
-    data = SUBSTITUTES[name](flags) if name in SUBSTITUTES else experiment.load(flags)
-    seeds = experiment.seeds(flags)
+# Flows, and trainings by Pontryagin's principle: small operations, and many
+# ----------------------------------------------------------------------------
+
+
+def tensors(*values: Any) -> list[Tensor]:
+    """Return the tensors of arguments or results of an operation."""
     found = []
-    for model, what in experiment.models(flags).items():
-        run = experiment.plan(flags, data, what, 0)
-        found.append(cost_of(model, run, seeds if isinstance(seeds, int) else seeds[model]))
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors(*value)
     return found
 
 
-def page(rate: float) -> str:
+def operations(func: Any, given: list[Tensor], results: list[Tensor]) -> int:
+    """Count those of one call: 2 n k m of a product (n, k) (k, m), else one for each result."""
+    aten, kind = torch.ops.aten, func.overloadpacket
+    count = sum(result.numel() for result in results)
+    if kind in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm):
+        return 2 * count * given[-1].shape[-2]
+    if kind is aten.linalg_inv_ex:
+        return 2 * results[0].numel() * results[0].shape[-1]
+    if kind is aten._linalg_eigh:
+        return 9 * given[0].numel() * given[0].shape[-1]  # reduction and QR steps
+    if "scaled_dot_product" in func.__name__:
+        return (10 if "backward" in func.__name__ else 4) * given[0].numel() * given[1].shape[-2]
+    return count
+
+
+class Counter(TorchDispatchMode):
+    """Counts calls that compute something, their operations, and bytes they read and write.
+
+    `FlopCounterMode` stops where a backward pass differentiates.
+    """
+
+    calls = moved = operations = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        read, written = tensors(*args, *(kwargs or {}).values()), tensors(out)
+        places = {tensor.untyped_storage().data_ptr() for tensor in read}
+        in_place = func.__name__.partition(".")[0].endswith("_")
+        if in_place or any(t.untyped_storage().data_ptr() not in places for t in written):
+            self.calls += 1  # others return a view
+            self.moved += sum(t.numel() * t.element_size() for t in read + written)
+            self.operations += operations(func, read, written)
+        return out
+
+
+DEPTHS = (2, 4)  # steps of a flow
+
+
+def one_step(run: networks.Run) -> NDArray[np.float64]:
+    """Count a step: operations, bytes that are moved, calls, and the peak of memory in bytes."""
+    rows = run.config.batch
+    batch = first_rows(run.batches, rows)
+    config = replace(run.config, steps=1, device="cpu")
+
+    def step() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # folds of flows before their training
+            nets.train.train(run.model, run.objective, lambda step: batch, config)
+
+    peak = 1e6 * networks.memory(step, torch.device("cpu"))
+    with Counter() as found:
+        step()
+    return np.array([found.operations, found.moved, found.calls, peak])
+
+
+def deep(plan: Callable[[int], networks.Run], steps: int) -> NDArray[np.float64]:
+    """Count a step of a flow: a line through two numbers of its own steps."""
+    few, more = (one_step(plan(depth)) for depth in DEPTHS)
+    return few + (more - few) * (steps - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+
+
+def cost_of_small(
+    name: str, run: networks.Run, seeds: int, plan: Callable[[int], networks.Run]
+) -> Cost:
+    """Count what a training of many small operations asks for."""
+    rows, model = run.config.batch, cast(Any, run.model)
+    found = deep(plan, model.steps) if hasattr(model, "potential") else one_step(run)
+    step, moved, calls, peak = map(float, found)
+    memory = 16 * parameters(run) + peak
+    return Cost(name, parameters(run), rows, memory, step, run.config.steps * seeds, moved, calls)
+
+
+# The page
+# --------
+
+
+def costs(name: str, flags: Any) -> Iterator[Cost]:
+    """Count what a preset of a study asks for, model by model: once for all its data sets."""
+    experiment = importlib.import_module(name).EXPERIMENT
+    data = SUBSTITUTES[name](flags) if name in SUBSTITUTES else experiment.load(flags)
+    seeds, models = experiment.seeds(flags), experiment.models(flags)
+    alike: dict[str, list[str]] = {}  # names that differ in their data set
+    for model in models:
+        alike.setdefault(model.partition(" ")[2] if name in BY_DATA else model, []).append(model)
+    for title, (first, *_) in alike.items():
+
+        def plan(steps: int, model: Any = models[first]) -> networks.Run:
+            return experiment.plan(replace(flags, steps=steps), data, model, 0)
+
+        run = experiment.plan(flags, data, models[first], 0)
+        all_seeds = (seeds if isinstance(seeds, int) else seeds[first]) * len(alike[title])
+        if name in SMALL:
+            yield cost_of_small(title, run, all_seeds, plan)
+        else:
+            yield cost_of(title, run, all_seeds)
+
+
+def columns(name: str, cost: Cost) -> dict[str, str]:
+    """Return what both tables show of a model."""
+    return {
+        "study": name, "model": cost.model, "parameters": f"{cost.parameters:,}",
+        "rows": f"{cost.rows}", "memory (GB)": f"{cost.memory / 1e9:.3g}",
+        "a step (TFLOP)": f"{cost.step / 1e12:.3g}",
+    }  # fmt: skip
+
+
+def page(rate: float, bandwidth: float, start: float) -> str:
     """Write the page of every model of every study."""
-    rows = []
+    rows, rows_of_small = [], []
     for name, kind in STUDIES.items():
         habits = {"published": True} if name in ("cats_dogs", "sentiment") else {}  # their sizes
         flags = getattr(importlib.import_module(name), kind).of("paper", **habits)
-        found = costs(name, flags)
-        print(f"{name}: {sum(cost.all_steps for cost in found):.3g} operations", flush=True)
-        for cost in found:
-            rows.append({
-                "study": name, "model": cost.model, "parameters": f"{cost.parameters:,}",
-                "rows": f"{cost.rows}", "memory (GB)": f"{cost.memory / 1e9:.3g}",
-                "a step (TFLOP)": f"{cost.step / 1e12:.3g}",
+        print(name, flush=True)
+        for cost in costs(name, flags):
+            rows.append(columns(name, cost) | {
                 "all steps and seeds (PFLOP)": f"{cost.all_steps / 1e15:.3g}",
                 "hours": f"{cost.all_steps / rate / 3.6e15:.3g}",
             })  # fmt: skip
+    for name, kind in SMALL.items():
+        flags = getattr(importlib.import_module(name), kind).of("paper")
+        for cost in costs(name, flags):
+            print(f"{name} {cost.model}", flush=True)
+            rows_of_small.append(columns(name, cost) | {
+                "bytes of a step (GB)": f"{cost.moved / 1e9:.3g}",
+                "calls of a step": f"{cost.calls:,.0f}", "steps and seeds": f"{cost.steps:,}",
+                "hours": f"{cost.hours(rate, bandwidth, start):.3g}",
+            })  # fmt: skip
     text = (__doc__ or "").partition("\n\n    WFLOW")
-    what = text[2].partition("\n\n")[2].strip()
+    networks_text, _, small_text = text[2].partition("\n\n")[2].strip().partition("\n\n")
+    settings = f"--rate {rate:g} --bandwidth {bandwidth:g} --start {1e6 * start:g}"
     return f"""# What the published sizes ask of a GPU
 
-    {COMMAND} --rate {rate:g}
+    {COMMAND} {settings}
 
 {text[0]} torch {torch.__version__}, {date.today().isoformat()}.
 
-{what}
+{networks_text}
 
 Rows are those of a part of a batch in one process; several processes share them. Hours are those
 of one GPU at {rate:g} TFLOP per second.
 
 {study.markdown_table(rows)}
+
+## Many small operations
+
+{small_text}
+
+Here that is {rate:g} TFLOP and {bandwidth:g} TB per second, and {1e6 * start:g} microseconds to
+start a call; none of it has been tried on a GPU. Trainings on several densities or data sets have
+one row, and the trials before the densities none. Steps of the method of successive approximations
+(MSA) are taken to be as long as the first.
+
+{study.markdown_table(rows_of_small)}
 """
 
 
@@ -196,9 +375,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--page", type=Path, help="the page that is written")
-    parser.add_argument("--rate", type=float, default=20.0, help="1e12 operations per second")
+    for name, value, unit in (
+        ("--rate", 20.0, "1e12 operations per second"),
+        ("--bandwidth", 2.0, "1e12 bytes per second"),
+        ("--start", 5.0, "microseconds to start a call"),
+    ):
+        parser.add_argument(name, type=float, default=value, help=unit)
     given = parser.parse_args()
-    text = page(positive(given.rate, "--rate"))
+    each = {name: positive(getattr(given, name), f"--{name}") for name in NUMBERS}
+    text = page(each["rate"], each["bandwidth"], each["start"] / 1e6)
     print(f"\n{text}")
     if given.page:
         given.page.write_text(text, encoding="utf-8")

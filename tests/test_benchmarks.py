@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,28 @@ def test_paper_presets_are_counted_on_the_device_without_values():
     }
     assert found["baseline"].rows == 64 and found["continuous"].parameters < 1e6
     assert found["continuous"].step > 5 * found["baseline"].step
+
+
+def test_small_operations_are_counted_and_extrapolated_in_depth():
+    torch = pytest.importorskip("torch")
+    import paper_presets
+    import rwpo_benchmarks
+
+    a, b = torch.ones(8, 3), torch.eye(3).expand(2, 3, 3).contiguous()
+    with paper_presets.Counter() as found:
+        a.T[:, :4].reshape(3, 4)  # views: they cost nothing
+        a @ a[:3]
+        torch.linalg.inv(b)
+        a.mul_(2.0)
+    product, inverse, scaled = 2 * 8 * 3 * 3, 2 * 2 * 27, 24
+    assert found.operations == product + inverse + scaled and found.calls >= 3
+    assert found.moved >= 4 * (24 + 9 + 24 + 2 * 18 + 2 * 24)  # read and written, in bytes
+
+    flags = rwpo_benchmarks.RwpoBenchmarks.of("smoke", batch=300)
+    for name in ("printed exact", "with itself"):  # own batch as context, and one beside it
+
+        def plan(steps, model=rwpo_benchmarks.MODELS[name]):
+            return rwpo_benchmarks.training(replace(flags, steps=steps), "moons", model, 0)
+
+        true = paper_presets.one_step(plan(12))
+        assert paper_presets.deep(plan, 12) == pytest.approx(true, rel=1e-3), name

@@ -655,7 +655,8 @@ def figures(flags: RwpoDigits, results: Results) -> dict[str, study.Figure]:
     for axis, known in zip(learning.axes, tools.latents.values(), strict=False):
         level = known.floors["gaussian nll"]
         axis.axhline(level, color="k", lw=0.8, ls=":")
-        axis.annotate("Gaussian", (0, level), fontsize=7)
+        axis.annotate("Gaussian", (1, level), xycoords=("axes fraction", "data"), ha="right",
+                      va="bottom", fontsize=7)  # fmt: skip
         axis.set_ylim(top=2 * level)
     found = {"learning_curves": learning, "attention": attention(tools)}
     for d, known in tools.latents.items():
@@ -675,7 +676,8 @@ def strips(rows: dict[str, Any], side: int) -> study.Figure:
     for axis, (label, pictures) in zip(axes[:, 0], rows.items(), strict=True):
         images = np.array(pictures).reshape(-1, side, side)
         picture(axis, np.concatenate(list(images), axis=1))
-        axis.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7)
+        axis.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=6)
+        axis.set_anchor("E")
     return figure
 
 

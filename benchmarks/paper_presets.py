@@ -366,8 +366,7 @@ of one GPU at {rate:g} TFLOP per second.
 Here that is {rate:g} TFLOP and {bandwidth:g} TB per second, and {1e6 * start:g} microseconds to
 start a call; none of it has been tried on a GPU. Trainings on several densities or data sets have
 one row, and the trials before the densities none; of the models of `rwpo_inverse` four stand for
-all. Steps of the method of successive approximations
-(MSA) are taken to be as long as the first.
+all. Steps of the method of successive approximations (MSA) are taken to be as long as the first.
 
 {study.markdown_table(rows_of_small)}
 """

@@ -59,8 +59,11 @@ SMALL = {
     "pontryagin_gpt": "PontryaginGpt",
 }  # fmt: skip
 BY_DATA = ("rwpo_benchmarks", "pontryagin_resnet")  # names begin with density or data set
-FOUR = ("ot-flow", "itself", "ot-flow-kl", "printed-exact-kl")  # others cost as much as one of them
-NUMBERS = ("rate", "bandwidth", "start")
+HABITS: dict[str, dict[str, Any]] = {
+    "cats_dogs": {"published": True}, "sentiment": {"published": True},  # their sizes
+    # The other models cost as much as one of these.
+    "rwpo_inverse": {"models": ("ot-flow", "itself", "ot-flow-kl", "printed-exact-kl")},
+}  # fmt: skip
 COMMAND = "python benchmarks/paper_presets.py --page docs/results/paper_presets.md"
 
 
@@ -292,6 +295,12 @@ def cost_of_small(
 # --------
 
 
+def paper(name: str) -> Any:
+    """Return the flags of the published size."""
+    kind = (STUDIES | SMALL)[name]
+    return getattr(importlib.import_module(name), kind).of("paper", **HABITS.get(name, {}))
+
+
 def costs(name: str, flags: Any) -> Iterator[Cost]:
     """Count what a preset of a study asks for, model by model: once for all its data sets."""
     experiment = importlib.import_module(name).EXPERIMENT
@@ -325,25 +334,18 @@ def columns(name: str, cost: Cost) -> dict[str, str]:
 def page(rate: float, bandwidth: float, start: float) -> str:
     """Write the page of every model of every study."""
     rows, rows_of_small = [], []
-    for name, kind in STUDIES.items():
-        habits = {"published": True} if name in ("cats_dogs", "sentiment") else {}  # their sizes
-        flags = getattr(importlib.import_module(name), kind).of("paper", **habits)
-        print(name, flush=True)
-        for cost in costs(name, flags):
-            rows.append(columns(name, cost) | {
-                "all steps and seeds (PFLOP)": f"{cost.all_steps / 1e15:.3g}",
-                "hours": f"{cost.all_steps / rate / 3.6e15:.3g}",
-            })  # fmt: skip
-    for name, kind in SMALL.items():
-        some = {"models": FOUR} if name == "rwpo_inverse" else {}
-        flags = getattr(importlib.import_module(name), kind).of("paper", **some)
-        for cost in costs(name, flags):
+    for name in STUDIES | SMALL:
+        for cost in costs(name, paper(name)):
             print(f"{name} {cost.model}", flush=True)
+            hours = {"hours": f"{cost.hours(rate, bandwidth, start):.3g}"}
+            if name in STUDIES:
+                work = {"all steps and seeds (PFLOP)": f"{cost.all_steps / 1e15:.3g}"}
+                rows.append(columns(name, cost) | work | hours)
+                continue
             rows_of_small.append(columns(name, cost) | {
                 "bytes of a step (GB)": f"{cost.moved / 1e9:.3g}",
                 "calls of a step": f"{cost.calls:,.0f}", "steps and seeds": f"{cost.steps:,}",
-                "hours": f"{cost.hours(rate, bandwidth, start):.3g}",
-            })  # fmt: skip
+            } | hours)  # fmt: skip
     text = (__doc__ or "").partition("\n\n    WFLOW")
     networks_text, _, small_text = text[2].partition("\n\n")[2].strip().partition("\n\n")
     settings = f"--rate {rate:g} --bandwidth {bandwidth:g} --start {1e6 * start:g}"
@@ -385,8 +387,10 @@ def main() -> None:
     ):
         parser.add_argument(name, type=float, default=value, help=unit)
     given = parser.parse_args()
-    each = {name: positive(getattr(given, name), f"--{name}") for name in NUMBERS}
-    text = page(each["rate"], each["bandwidth"], each["start"] / 1e6)
+    rate, bandwidth, start = (
+        positive(getattr(given, name), f"--{name}") for name in ("rate", "bandwidth", "start")
+    )
+    text = page(rate, bandwidth, start / 1e6)
     print(f"\n{text}")
     if given.page:
         given.page.write_text(text, encoding="utf-8")
